@@ -61,7 +61,8 @@ Pipe::Pipe(std::vector<torch::jit::Module> modules, PipeOptions options)
 }
 
 void Pipe::build(std::vector<std::shared_ptr<Stage>> stages) {
-  TORCH_CHECK_VALUE(options_.chunks > 0, "number of chunks must be positive");
+  TORCH_CHECK_VALUE(options_.chunks > 0, "number of chunks must be positive, got ",
+                    options_.chunks);
   TORCH_CHECK_VALUE(!stages.empty(), "a Pipe needs at least one module");
   for (const auto j : c10::irange(stages.size())) {
     devices_.push_back(deviceOf(stages[j]->parameters(), j));

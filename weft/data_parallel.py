@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from weft import _C
+from weft._torch import current
 
 
 def ddp_hook(
@@ -40,7 +41,7 @@ def ddp_hook(
         backend = group._get_backend(gradients.device)
         if not isinstance(backend, _C.WeftBackend):
             raise ValueError(
-                f"weft.ddp_hook: the group '{group.group_name}' averages gradients by "
+                f"weft.ddp_hook: {current.group_text(group.group_name)} averages gradients by "
                 f"{type(backend).__name__}, not by weft; register the hook with a group whose "
                 "backend is weft"
             )

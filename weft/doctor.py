@@ -138,14 +138,14 @@ def _check_interface() -> None:
     except (ValueError, OSError):
         here = ", ".join(names)
         raise ValueError(
-            f"WEFT_SOCKET_IFNAME={wanted} is no interface or address of this host, which has {here}"
+            f"WEFT_SOCKET_IFNAME={wanted} is not an interface or address of this host, which has {here}"
         ) from None
 
 
 def unknown_variables() -> Iterator[Finding]:
     """Environment variables that begin with ``WEFT_`` and that Weft does not know."""
     for name in env.unknown():
-        yield warn(f"{name} is no variable of Weft's")
+        yield warn(f"the environment variable {name} is not one that Weft knows")
 
 
 def network() -> Iterator[Finding]:
@@ -185,7 +185,7 @@ def _master(host: str) -> Finding:
             # Sends nothing: it asks the kernel for the route, as Weft does.
             probe.connect(address[4])
         except OSError as error:
-            return fail(f"{where}, and there is no way to it ({error})")
+            return fail(f"{where}, and there is no route to it ({error})")
         source = probe.getsockname()[0]
     if source.startswith("127.") and host not in ("localhost", address[4][0]):
         return warn(f"{where}: if other hosts take part, give an address that they can reach")
@@ -213,11 +213,13 @@ def _key_file(path: str) -> Finding:
     except OSError as error:
         return fail(f"key file {path}: {error.strerror}{make}")
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        return fail(f"key file {path} is open to every user; run: chmod 600 {path}")
+        return fail(f"key file {path} can be read or written by every user; run: chmod 600 {path}")
     if not re.fullmatch(rb"[0-9a-fA-F]{64}", text) or not text.strip(b"0"):
-        return fail(f"key file {path} does not hold 64 hexadecimal digits{make}")
+        return fail(f"key file {path} must hold 64 hexadecimal digits, not all 0{make}")
     if mode & (stat.S_IRGRP | stat.S_IWGRP):
-        return warn(f"key file {path} is open to its group; if unwanted: chmod 600 {path}")
+        return warn(
+            f"key file {path} can be read or written by its group; if unwanted, run: chmod 600 {path}"
+        )
     return ok(f"key file {path}")
 
 

@@ -55,6 +55,6 @@ def unknown() -> list[str]:
         from weft import env
 
         for name in env.unknown():
-            print(f"{name} is no variable of Weft's")
+            print(f"{name} is not a variable that Weft knows")
     """
     return list(_C.unknown_environment())

@@ -78,8 +78,9 @@ class Group:
         status = self._forget(rank)
         again = status != 0 and self._restarts > 0
         if status != 0:
-            what = "it is started again" if again else "the program is told by its calls"
-            print(f"weft.launch: worker{rank} has ended with {status}; {what}", file=sys.stderr)
+            what = "it is started again" if again else "calls to it fail"
+            how = f"signal {-status}" if status < 0 else f"exit status {status}"
+            print(f"weft.launch: worker{rank} has ended with {how}; {what}", file=sys.stderr)
         if again:
             self._restarts -= 1
             self._start(rank)
@@ -105,7 +106,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python -m weft.launch",
         description="Runs a program, and workers that serve what it asks of them, on this machine.",
     )
-    parser.add_argument("--workers", type=_count, required=True, help="how many")
+    parser.add_argument("--workers", type=_count, required=True, help="how many workers")
     parser.add_argument(
         "--restarts",
         type=int,
@@ -123,7 +124,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a number from 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
     return int(text)
 
 

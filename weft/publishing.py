@@ -95,7 +95,8 @@ def _method(name: str, function: Callable[..., Any], annotated: Callable[..., An
 def _python_methods(module: Any, names: Iterable[str]) -> list[_Method]:
     if not isinstance(module, torch.nn.Module):
         if not callable(module):
-            raise TypeError(f"a module or a function can be published, got {type(module).__name__}")
+            kind = type(module).__name__
+            raise TypeError(f"only a module or a function can be published, got {kind}")
         return [_method("forward", module, module)]
     # The module itself instead of its forward: __call__ runs the module's hooks.
     found = [_method("forward", module, module.forward)]
@@ -253,7 +254,7 @@ def parse_target(target: str) -> tuple[str, str, int]:
     digits = number.isascii() and number.isdigit() and len(number) <= len(str(LAST_VERSION))
     version = int(number) if digits else 0
     if not (worker and slash and name) or (at and not 1 <= version <= LAST_VERSION):
-        raise ValueError(f'"worker/name" or "worker/name@version" is wanted, got "{target}"')
+        raise ValueError(f'expected "worker/name" or "worker/name@version", got "{target}"')
     return worker, name, version if at else NEWEST
 
 

@@ -124,7 +124,7 @@ def _of_file(path: str) -> _Program:
 def _of_spec(spec: ModuleSpec) -> _Program:
     code = spec.loader.get_code(spec.name) if spec.loader else None
     if code is None:
-        raise _NoProgram(f"{spec.name!r} is no Python code")
+        raise _NoProgram(f"{spec.name!r} is not Python code")
     return _Program(spec.origin, code, spec.loader, spec)
 
 

@@ -39,7 +39,7 @@ def fetch(places: list[str], page: str) -> list[State]:
                 states = json.load(answer)
         except (OSError, ValueError) as error:
             raise Unreachable(
-                f"{place} does not answer ({error}). Is WEFT_METRICS={place} set where that worker runs?"
+                f"{place} does not answer ({error}); set WEFT_METRICS={place} where that worker runs"
             ) from None
         for one in states:
             found.setdefault((one.get("host"), one.get("pid"), one["name"]), one)

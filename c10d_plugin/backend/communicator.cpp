@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "c10d_plugin/backend/point_to_point.h"
+#include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/engine.h"
@@ -35,16 +36,16 @@ std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
   return tcp == nullptr ? std::string() : tcp->getHost();
 }
 
-// "weft: process group 'half' of 2 (ranks 4, 5 of the default group)", whose forming failed. The
-// errors count ranks within it.
+// "weft: process group 'half' of size 2 (ranks 4, 5 of the default process group)", whose forming
+// failed. The errors count ranks within it.
 std::string titleOf(const DelegateSpec& group) {
   constexpr std::size_t kMostRanks = 16;
-  const std::string name = group.group_name.empty() ? "" : " '" + group.group_name + "'";
-  const std::string text = "weft: process group" + name + " of " + std::to_string(group.size);
+  const std::string text = "weft: " + collectives::groupText(group.group_name) + " of size " +
+                           std::to_string(group.size);
   const std::vector<int> ranks(group.global_ranks.begin(), group.global_ranks.end());
   if (ranks.empty() || ranks.size() > kMostRanks || ranks == collectives::allRanks(group.size))
     return text;
-  return text + " (" + collectives::ranksAsText(ranks) + " of the default group)";
+  return text + " (" + collectives::ranksAsText(ranks) + " of the default process group)";
 }
 
 }  // namespace
@@ -53,8 +54,8 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
                            MakeDelegate make_delegate)
     : rank_(group.rank) {
   const int size = group.size;
-  TORCH_CHECK(size > 0 && rank_ >= 0 && rank_ < size, "weft: rank ", rank_, " of ", size,
-              " is no place in a group");
+  TORCH_CHECK(size > 0 && rank_ >= 0 && rank_ < size, "weft: rank ", rank_,
+              " is out of range for a process group of size ", size);
   TORCH_CHECK(group.timeout.count() > 0, "weft: the timeout must be positive, got ",
               group.timeout.count(), " ms");
   GroupPlace place;
@@ -76,7 +77,7 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
   path_ = parts.value().made.path;
   if (transport::logEnabled(transport::LogLevel::kDebug)) {
     transport::log(transport::LogLevel::kDebug,
-                   "process group '" + group.group_name + "': rank " + std::to_string(rank_) +
+                   collectives::groupText(group.group_name) + ": rank " + std::to_string(rank_) +
                        " of " + std::to_string(size) + ", collectives by " + path_);
   }
   engine_ =

@@ -8,8 +8,8 @@ namespace weft::process_group {
 
 c10d::Backend& Delegates::of(c10::Device device, bool coalescing) {
   Slot& slot = slots_.at(static_cast<std::size_t>(device.type()));
-  TORCH_CHECK(!ended_.load(), "weft: the process group has ended; nothing on ",
-              c10::DeviceTypeName(device.type(), true), " can be asked of it");
+  TORCH_CHECK(!ended_.load(), "weft: the process group has ended, and takes no tensors on ",
+              c10::DeviceTypeName(device.type(), true), " any more");
   std::call_once(slot.once, [&] { make(device, slot); });
   if (coalescing) {
     bool first = false;

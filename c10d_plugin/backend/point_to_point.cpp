@@ -16,6 +16,7 @@
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/op_checks.h"
 #include "transport/base/interruption.h"
+#include "transport/base/peer_name.h"
 #include "transport/base/thrown.h"
 
 namespace weft::process_group {
@@ -58,7 +59,7 @@ Error whyFailed(const Mailbox::Received& got, const Label& wanted, std::size_t b
   // An error without a label is the mailbox's own, not a message's.
   if (got.label == Label() || got.label == wanted) return got.error;
   return {got.error.code(), "rank " + std::to_string(got.from) + " sent " +
-                                std::to_string(got.size) + " bytes of " + typeText(got.label) +
+                                transport::bytesText(got.size) + " of " + typeText(got.label) +
                                 " where " + std::to_string(bytes) + " of " + typeText(wanted) +
                                 " were expected; both sides must name the same type and size"};
 }

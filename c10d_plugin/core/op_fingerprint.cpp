@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "transport/base/peer_name.h"
+
 namespace weft::collectives {
 namespace {
 
@@ -64,7 +66,7 @@ OpFingerprint OpFingerprint::of(const Label& label) {
 std::string OpFingerprint::describe() const {
   std::string text = toString(operation);
   if (operation != Operation::kBarrier && operation != Operation::kRefused) {
-    if (bytes != kVaries) text += " of " + std::to_string(bytes) + " bytes";
+    if (bytes != kVaries) text += " of " + transport::bytesText(bytes);
     if (element != Element::kBytes) text += std::string(" of ") + toString(element);
     if (element == Element::kBytes && variant != 0)
       text += " of type number " + std::to_string(variant);

@@ -3,14 +3,17 @@
 #include <mutex>
 #include <utility>
 
+#include "transport/base/peer_name.h"
+
 namespace weft::collectives {
 
 namespace {
 
 Error copy(ConstBytes from, Bytes to) {
   if (from.size() != to.size()) {
-    return {ErrorCode::kInvalidArgument, "rank 0 sends itself " + std::to_string(from.size()) +
-                                             " bytes and expects " + std::to_string(to.size())};
+    return {ErrorCode::kInvalidArgument, "rank 0 sends itself " +
+                                             transport::bytesText(from.size()) + " and expects " +
+                                             std::to_string(to.size())};
   }
   copyOwn(from, to);
   return Error::ok();

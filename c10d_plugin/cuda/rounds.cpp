@@ -47,8 +47,8 @@ void checkSizes(const char* title, const std::vector<Words>& all) {
     for (std::size_t to = 0; to < size; ++to) {
       const auto given = all[from][kGives + to];
       const auto wanted = all[to][kGives + size + from];
-      TORCH_CHECK(wanted == kAnySize || wanted == given, title, ": rank ", from, " gives rank ", to,
-                  " ", given, " elements, and rank ", to, " has room for ", wanted);
+      TORCH_CHECK(wanted == kAnySize || wanted == given, title, ": rank ", from, " has ", given,
+                  " elements for rank ", to, ", which expects ", wanted);
     }
   }
 }

@@ -41,7 +41,7 @@ std::shared_ptr<Staging> makeStaging(c10::DeviceIndex device, std::size_t bytes,
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank][0] == 0) continue;
     C10_THROW_ERROR(DistBackendError, std::string(step.title) + ": rank " + std::to_string(rank) +
-                                          " could not; its own error says why");
+                                          " could not do its part; its own error says why");
   }
   return made;
 }
@@ -88,7 +88,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::noted(WorkPtr work) {
 }
 
 void SharedDeviceBackend::check(const Tensors& tensors, const char* title) const {
-  TORCH_CHECK(!tensors.empty(), title, ": needs a tensor");
+  TORCH_CHECK(!tensors.empty(), title, ": needs at least one tensor");
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(tensor.defined(), title, ": a tensor is undefined");
     TORCH_CHECK(tensor.device() == device_, title, ": this rank's part of the group is on ",

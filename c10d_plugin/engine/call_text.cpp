@@ -7,6 +7,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "c10d_plugin/core/group_text.h"
 #include "transport/base/interruption.h"
 
 namespace weft::process_group {
@@ -83,7 +84,7 @@ std::string callText(const OpRecord& own) {
   const std::string_view title = own.title;
   std::string text(title.substr(title.find(':') + 1));
   if (const std::string tensors = tensorsText(own); !tensors.empty()) text += " " + tensors;
-  if (!own.group_name.empty()) text += " in group '" + own.group_name + "'";
+  if (!own.group_name.empty()) text += " in " + collectives::groupText(own.group_name);
   return text;
 }
 

@@ -21,8 +21,8 @@ namespace weft::process_group {
 // without a line where no stack was kept.
 std::string argumentsText(const OpRecord& own);
 
-// "all_reduce float32[4] in group '0'". Without the line: finding it makes torch import modules for
-// seconds, and a failure is to be told at once.
+// "all_reduce float32[4] in the default process group". Without the line: finding it makes torch
+// import modules for seconds, and a failure is to be told at once.
 std::string callText(const OpRecord& own);
 
 // Throws it, with what was called where that is known. A Work's waiters share the error, so this

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/engine/mismatch.h"
 #include "transport/base/interruption.h"
 
@@ -91,7 +92,8 @@ void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own
   const std::string all =
       exchangeCalls(store_, rank(), size, own->collective_sequence, argumentsText(*own));
   transport::raiseInterrupt();  // if Ctrl-C came while it waited for the others
-  TORCH_CHECK(false, error.what_without_backtrace(), "; group '", own->group_name, "', ", all);
+  TORCH_CHECK(false, error.what_without_backtrace(), "; in ",
+              collectives::groupText(own->group_name), ", ", all);
 }
 
 Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded) {

@@ -105,7 +105,7 @@ bool OpQueue::startThread(const std::shared_ptr<State>& state) {
   static_cast<void>(transport::thrownBy([&] {
     transport::log(transport::LogLevel::kWarning,
                    "a process group cannot start another thread (" + *thrown +
-                       ") and runs its operations on those that call them");
+                       ") and runs its operations on the threads that call them");
   }));
   return false;
 }

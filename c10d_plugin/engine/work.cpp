@@ -43,7 +43,7 @@ std::vector<at::Tensor> WeftWork::result() {
     const std::lock_guard lock(mutex_);
     over = settled_;
   }
-  TORCH_CHECK(over, title_, ": call wait() before result(), the operation still runs");
+  TORCH_CHECK(over, title_, ": call wait() before result(): the operation still runs");
   TORCH_CHECK(outputs_.size() <= 1, title_,
               ": result() cannot give a list of lists; use get_future().value()");
   return outputs_.empty() ? std::vector<at::Tensor>() : outputs_.front();

@@ -33,7 +33,7 @@ Error StoreKeyValue::set(const std::string& key, const std::string& value) {
   try {
     store_->set(key, value);
   } catch (const std::exception& failure) {
-    return {ErrorCode::kSystem, "the Store did not take '" + key + "': " + reasonOf(failure)};
+    return {ErrorCode::kSystem, "cannot write '" + key + "' to the Store: " + reasonOf(failure)};
   }
   return Error::ok();
 }
@@ -43,7 +43,7 @@ Error StoreKeyValue::await(const std::vector<std::string>& keys, collectives::De
   constexpr milliseconds kLongestNap{50};
   milliseconds nap{1};
   const std::string what =
-      "'" + keys.front() + (keys.size() > 1 ? "' and the like" : "'");  // one of many
+      "'" + keys.front() + (keys.size() > 1 ? "' and others" : "'");  // one of many
   while (!store_->check(keys)) {
     const auto now = steady_clock::now();
     // Compared, not subtracted: the difference to a very early deadline overflows.
@@ -65,7 +65,7 @@ Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Dead
     return store_->get_to_str(key);
   } catch (const std::exception& failure) {
     return Error(ErrorCode::kSystem,
-                 "the Store failed to give '" + key + "': " + reasonOf(failure));
+                 "cannot read '" + key + "' from the Store: " + reasonOf(failure));
   }
 }
 
@@ -79,10 +79,10 @@ Result<std::vector<std::string>> StoreKeyValue::getAll(const std::vector<std::st
       values.emplace_back(value.begin(), value.end());
   } catch (const std::exception& failure) {
     return Error(ErrorCode::kSystem,
-                 "the Store failed to give '" + keys.front() + "': " + reasonOf(failure));
+                 "cannot read '" + keys.front() + "' from the Store: " + reasonOf(failure));
   }
   if (values.size() != keys.size())
-    return Error(ErrorCode::kSystem, "the Store gave fewer values than it was asked for");
+    return Error(ErrorCode::kSystem, "the Store returned fewer values than were read");
   return values;
 }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "c10d_plugin/shm/context.h"
+#include "transport/base/peer_name.h"
 
 namespace weft::collectives::shm {
 namespace {
@@ -51,8 +52,8 @@ class SizeTables {
     const std::size_t sent = gather ? bytesOf(from) : size(from, SizeTable::kSent, to);
     const std::size_t expected = scatter ? bytesOf(to) : size(to, SizeTable::kExpected, from);
     if (sent == expected) return {};
-    return rankText(static_cast<std::size_t>(from)) + " has " + std::to_string(sent) +
-           " bytes for rank " + std::to_string(to) + ", which expects " + std::to_string(expected);
+    return rankText(static_cast<std::size_t>(from)) + " has " + transport::bytesText(sent) +
+           " for rank " + std::to_string(to) + ", which expects " + std::to_string(expected);
   }
   std::string inPairs() const {
     std::string text;
@@ -73,7 +74,7 @@ class SizeTables {
         const std::size_t here = size(rank, table, part);
         if (first == here) continue;
         return "rank 0 says that rank " + std::to_string(part) + "'s part has " +
-               std::to_string(first) + " bytes, rank " + std::to_string(rank) + " says " +
+               transport::bytesText(first) + ", and rank " + std::to_string(rank) + " says " +
                std::to_string(here);
       }
     }

@@ -2,6 +2,7 @@
 // others have for them.
 #include "c10d_plugin/shm/exchange.h"
 #include "c10d_plugin/shm/shm_collectives.h"
+#include "transport/base/peer_name.h"
 
 namespace weft::collectives {
 
@@ -50,7 +51,8 @@ std::size_t largestSent(const Context& context, int rank) {
 }
 
 std::string wrongCount(std::size_t count, const char* what, const Context& context) {
-  return std::to_string(count) + what + std::to_string(context.size()) + " ranks";
+  return std::string("needs one ") + what + " for each of the " + std::to_string(context.size()) +
+         " ranks, got " + std::to_string(count);
 }
 
 Bytes placeOf(std::span<const Bytes> out, int rank) {
@@ -79,10 +81,10 @@ Error ShmCollectives::broadcast(const Call& call, Bytes data, int root) {
 Error ShmCollectives::allGather(const Call& call, ConstBytes in, std::span<const Bytes> out) {
   if (Error error = context_.begin(call, Operation::kAllGather, in.size())) return error;
   if (out.size() != static_cast<std::size_t>(size()))
-    return context_.refuse(wrongCount(out.size(), " outputs for ", context_));
+    return context_.refuse(wrongCount(out.size(), "output", context_));
   if (placeOf(out, rank()).size() != in.size()) {
-    return context_.refuse("the own output has " + std::to_string(placeOf(out, rank()).size()) +
-                           " bytes");
+    return context_.refuse("the output for this rank's own input has " +
+                           transport::bytesText(placeOf(out, rank()).size()));
   }
   context_.publishSizes(SizeTable::kExpected, out, true);
   return move(
@@ -98,7 +100,7 @@ Error ShmCollectives::gather(const Call& call, ConstBytes in, std::span<const By
   const bool is_root = rank() == root;
   if (!is_root) out = {};
   if (is_root && out.size() != static_cast<std::size_t>(size()))
-    return context_.refuse("the root has " + wrongCount(out.size(), " outputs for ", context_));
+    return context_.refuse("the root " + wrongCount(out.size(), "output", context_));
   if (is_root) context_.publishSizes(SizeTable::kExpected, out, false);
   return move(
       context_, std::span(&in, is_root ? 0 : 1), false, is_root ? in : ConstBytes(),
@@ -115,7 +117,7 @@ Error ShmCollectives::scatter(const Call& call, std::span<const ConstBytes> in, 
   const bool is_root = rank() == root;
   if (!is_root) in = {};
   if (is_root && in.size() != static_cast<std::size_t>(size()))
-    return context_.refuse("the root has " + wrongCount(in.size(), " parts for ", context_));
+    return context_.refuse("the root " + wrongCount(in.size(), "input", context_));
   if (is_root) context_.publishSizes(SizeTable::kSent, in, false);
   return move(
       context_, partsForOthers(context_, in), true,
@@ -131,8 +133,8 @@ Error ShmCollectives::allToAll(const Call& call, std::span<const ConstBytes> in,
     return error;
   const auto ranks = static_cast<std::size_t>(size());
   if (in.size() != ranks || out.size() != ranks) {
-    return context_.refuse(std::to_string(in.size()) + " inputs and " +
-                           wrongCount(out.size(), " outputs for ", context_));
+    return context_.refuse(wrongCount(in.size(), "input and one output", context_) + " and " +
+                           std::to_string(out.size()));
   }
   context_.publishSizes(SizeTable::kSent, in, false);
   context_.publishSizes(SizeTable::kExpected, out, false);

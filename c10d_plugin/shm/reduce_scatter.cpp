@@ -3,6 +3,7 @@
 #include "c10d_plugin/shm/exchange.h"
 #include "c10d_plugin/shm/reduction.h"
 #include "c10d_plugin/shm/shm_collectives.h"
+#include "transport/base/peer_name.h"
 
 namespace weft::collectives {
 
@@ -26,14 +27,15 @@ Error findOffers(Context& context, std::size_t bytes) {
 
 std::string problemWith(Context& context, std::span<const ConstBytes> in, Bytes out) {
   if (in.size() != static_cast<std::size_t>(context.size())) {
-    return std::to_string(in.size()) + " parts for " + std::to_string(context.size()) + " ranks";
+    return "needs one input for each of the " + std::to_string(context.size()) + " ranks, got " +
+           std::to_string(in.size());
   }
   for (const ConstBytes& part : in) {
     if (std::string why = whyNotReducible(context.op(), part.size()); !why.empty()) return why;
   }
   const std::size_t own = in[static_cast<std::size_t>(context.rank())].size();
   if (own == out.size()) return {};
-  return "the own part has " + std::to_string(own) + " bytes";
+  return "the input for this rank's own output has " + transport::bytesText(own);
 }
 
 }  // namespace

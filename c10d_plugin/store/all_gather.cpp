@@ -34,8 +34,7 @@ auto awaitTopic(KeyValue& store, const std::string& topic, int rank, const std::
     std::vector<int> silent = silentRanks(store, topic, ranks);
     if (late) {
       if (silent.empty()) silent = {ranks.front()};  // it collects what is said
-      return Error(ErrorCode::kTimeout,
-                   "Timed out waiting for " + ranksAsText(silent) + " to form the group");
+      return notCome(silent);
     }
     warnOfSilence(rank, silent);
   }
@@ -67,7 +66,14 @@ bool mayWarn(int rank, const std::vector<int>& ranks) {
 void warnOfSilence(int rank, const std::vector<int>& silent) {
   if (silent.empty()) return;
   transport::log(transport::LogLevel::kWarning, "process group: rank " + std::to_string(rank) +
-                                                    " is waiting for " + ranksAsText(silent));
+                                                    " waits for " + ranksAsText(silent));
+}
+
+Error notCome(const std::vector<int>& ranks) {
+  return {ErrorCode::kTimeout,
+          "Timed out waiting for " + ranksAsText(ranks) +
+              " to form the group (not started, cannot reach the Store, or started with another "
+              "world_size or backend)"};
 }
 
 std::string joinTexts(const std::vector<std::string>& texts) {

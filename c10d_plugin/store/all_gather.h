@@ -32,6 +32,8 @@ std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
 constexpr std::chrono::seconds kWarnAfter{10};
 bool mayWarn(int rank, const std::vector<int>& ranks);
 void warnOfSilence(int rank, const std::vector<int>& silent);
+// What a rank's wait for these ends with when its time is up.
+transport::Error notCome(const std::vector<int>& ranks);
 
 // Several texts in one, and back. Nothing where the text is not so made.
 std::string joinTexts(const std::vector<std::string>& texts);

@@ -118,10 +118,7 @@ class Agreement {
   }
 
   Error pause(milliseconds nap) {
-    if (steady_clock::now() >= deadline_) {
-      return {ErrorCode::kTimeout,
-              "Timed out waiting for " + ranksAsText(missing()) + " to form the group"};
-    }
+    if (steady_clock::now() >= deadline_) return notCome(missing());
     if (transport::interrupted())
       return {ErrorCode::kInterrupted, "forming the group was interrupted (Ctrl-C)"};
     if (const auto now = steady_clock::now(); now >= next_warning_) {

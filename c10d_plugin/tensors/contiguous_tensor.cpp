@@ -30,12 +30,12 @@ void checkDense(const at::Tensor& tensor, const char* title) {
   TORCH_CHECK(tensor.defined(), title, ": a tensor is undefined");
   TORCH_CHECK(tensor.device().is_cpu(), title, ": all tensors of a call must be on one device; ",
               "one is on ", tensor.device());
-  TORCH_CHECK(tensor.layout() == c10::kStrided, title, ": tensors must be dense, one is ",
+  TORCH_CHECK(tensor.layout() == c10::kStrided, title, ": tensors must be dense, got ",
               tensor.layout(), "; only all_reduce takes sparse ones");
   TORCH_CHECK(
       tensor.numel() == 0 || tensor._is_zerotensor() || endOf(tensor) <= tensor.storage().nbytes(),
       title, ": a tensor of ", tensor.sizes(), " has a storage of only ", tensor.storage().nbytes(),
-      " bytes; it was made smaller since");
+      " bytes; the storage was made smaller");
 }
 
 void copyInto(const at::Tensor& into, const at::Tensor& from) {

@@ -90,7 +90,7 @@ at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* 
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return {};
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement != nullptr,
-              "weft: PREMUL_SUM without its factor; make it with "
+              "weft: PREMUL_SUM needs a factor; make it with "
               "torch.distributed._make_nccl_premul_sum");
   const at::Tensor factor = supplement->tensor_factor.defined()
                                 ? supplement->tensor_factor.reshape({})

@@ -51,8 +51,7 @@ std::string errorOf(const Future& failed) {
 
 [[noreturn]] void failType(const at::IValue& value, const c10::TypePtr& type,
                            const std::string& what) {
-  fail("the result must be " + type->annotation_str() + ", but " + value.type()->annotation_str() +
-           " came",
+  fail("the result must be " + type->annotation_str() + ", got " + value.type()->annotation_str(),
        what);
 }
 
@@ -67,10 +66,10 @@ bool wantsGradients(const Call& call) {
 void warnIfCut(const at::IValue& value, const Call& call) {
   static std::atomic<bool> said{false};
   if (requiresGrad(value) || said.exchange(true)) return;
-  rpc::logWarning("what came of " + describe(call) +
+  rpc::logWarning("the result of " + describe(call) +
                   " needs no gradients, but arguments of the call do: "
                   "torch.distributed.autograd.backward() in this context waits for them forever. "
-                  "Give it detached tensors (x.detach())");
+                  "Call it with detached tensors (x.detach())");
 }
 
 Values toStack(Call& call, std::size_t extra) {

@@ -36,7 +36,7 @@ void runTask(const std::function<void()>& task) noexcept {
   } catch (const std::exception& error) {
     rpc::logWarning(std::string("a task of the inter-op pool threw: ") + error.what());
   } catch (...) {
-    rpc::logWarning("a task of the inter-op pool threw what is no std::exception");
+    rpc::logWarning("a task of the inter-op pool threw something other than a std::exception");
   }
 }
 

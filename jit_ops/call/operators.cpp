@@ -121,7 +121,7 @@ std::vector<std::string> workers() {
 std::string lossOf(const std::string& worker) {
   const auto agent = currentAgent();
   const auto* ours = dynamic_cast<const rpc::WeftAgent*>(agent.get());
-  TORCH_CHECK(ours != nullptr, "the RPC group is not Weft's");
+  TORCH_CHECK(ours != nullptr, "loss_of() needs an RPC group of the backend WEFT");
   return ours->lossOf(agent->getWorkerInfo(worker).id_).value_or("");
 }
 
@@ -158,7 +158,7 @@ bool registered() {
   const auto name = c10::Symbol::fromQualString("weft::call");
   if (!torch::jit::getAllOperatorsFor(name).empty()) {
     rpc::logWarning(
-        "libweft.so is in this process twice; what is published through one is not "
+        "libweft.so is loaded twice in this process; what is published through one is not "
         "seen by the other");
     return false;
   }

@@ -46,13 +46,13 @@ Tensors toTensors(const at::IValue& value) {
   Tensors out;
   if (value.isTuple()) {
     for (const at::IValue& element : value.toTupleRef().elements()) {
-      TORCH_CHECK(element.isTensor(), "the result has an element that is no tensor: ",
+      TORCH_CHECK(element.isTensor(), "the result has an element that is not a tensor: ",
                   element.type()->annotation_str());
       out.push_back(element.toTensor());
     }
     return out;
   }
-  TORCH_CHECK(false, "the result is no tensor and no tuple or list of them: ",
+  TORCH_CHECK(false, "the result must be a tensor, or a tuple or list of tensors, got ",
               value.type()->annotation_str());
 }
 
@@ -60,8 +60,8 @@ Tensors toTensors(const at::IValue& value) {
 // without a history, and in memory that neither an input nor another result has.
 Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs,
                  const std::string& what) {
-  TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(), " tensors; `like` has ",
-              like.size());
+  TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(),
+              came.size() == 1 ? " tensor; `like` has " : " tensors; `like` has ", like.size());
   Tensors out;
   for (std::size_t i = 0; i < came.size(); ++i) {
     TORCH_CHECK(came[i].sizes() == like[i].sizes() && came[i].dtype() == like[i].dtype(), what,
@@ -145,7 +145,8 @@ Tensors callBackward(const at::Tensor& route, at::TensorList gradients, at::IntA
   const at::Tensor here = route.cpu();
   const Tensors came = RemoteBackwardContext::backward(
       *here.const_data_ptr<std::int64_t>(), std::string(what), gradients, outputs, inputs, needed);
-  TORCH_CHECK(came.size() == needed.size(), "wrong number of gradients from ", what);
+  TORCH_CHECK(came.size() == needed.size(), "got ", came.size(), " gradients from ", what,
+              ", and needed ", needed.size());
   Tensors out;
   for (std::size_t i = 0; i < came.size(); ++i) {
     const at::Tensor& input = inputs[static_cast<std::size_t>(needed[i])];

@@ -30,7 +30,7 @@ c10d::ReduceOp toReduceOp(string_view op) {
       {"bor", c10d::ReduceOp::BOR},         {"bxor", c10d::ReduceOp::BXOR}};
   const auto found = kOps.find(op);
   TORCH_CHECK(found != kOps.end(), "'", op,
-              "' is no reduction: sum, avg, product, min, max, band, bor and bxor are");
+              "' is not a reduction; use sum, avg, product, min, max, band, bor or bxor");
   return found->second;
 }
 

@@ -47,7 +47,7 @@ std::optional<double> deadline() noexcept { return rpc::secondsLeft(); }
 bool cancelled() noexcept { return rpc::isCancelled(); }
 
 RRef RRef::from(const at::IValue& value) try {
-  TORCH_CHECK(value.isRRef(), "an RRef is wanted, got ", value.type()->annotation_str());
+  TORCH_CHECK(value.isRRef(), "expected an RRef, got ", value.type()->annotation_str());
   return RRef(c10::dynamic_intrusive_pointer_cast<torch::distributed::rpc::RRef>(value.toRRef()));
 } catch (const c10::Error& error) {
   ops::throwWithoutStack(error);
@@ -72,7 +72,7 @@ AutogradContext::~AutogradContext() {
   try {
     autograd::DistAutogradContainer::getInstance().releaseContext(id_);
   } catch (const std::exception& error) {
-    rpc::logWarning(std::string("an autograd context could not be freed everywhere: ") +
+    rpc::logWarning(std::string("an autograd context could not be released at all workers: ") +
                     error.what());
   }
 }

@@ -34,8 +34,9 @@ c10::StrongTypePtr resolveType(const c10::QualifiedName& name) {
   try {
     return {nullptr, torch::jit::ScriptTypeParser().parseType(name.qualifiedName())};
   } catch (const std::exception&) {
-    throw std::runtime_error("a value of type " + name.qualifiedName() +
-                             " came; a process without Python knows TorchScript's own types only");
+    throw std::runtime_error(
+        "a value of type " + name.qualifiedName() +
+        " cannot be read: a process without Python knows TorchScript's own types only");
   }
 }
 
@@ -58,7 +59,7 @@ rpc::WeftAgent::Config toConfig(JoinOptions options) {
 std::shared_ptr<Group> Group::join(JoinOptions options) try {
   TORCH_CHECK(!trpc::RpcAgent::isCurrentRpcAgentSet(),
               "this process is in an RPC group already; shut that down first");
-  TORCH_CHECK(!options.name.empty(), "a worker needs a name");
+  TORCH_CHECK(!options.name.empty(), "JoinOptions::name must not be empty");
   options.rpc.check();
   ops::fillFromEnvironment(options);
   if (!options.store) options.store = ops::openStore(options);
@@ -135,7 +136,7 @@ void Group::finish(bool ignore_leaks) noexcept {
     const auto values = trpc::RRefContext::destroyInstance(/*ignoreRRefLeak=*/true);
     agent_->shutdown();
   } catch (const std::exception& error) {
-    rpc::logWarning(std::string("while leaving the group: ") + error.what());
+    rpc::logWarning(std::string("leaving the group failed: ") + error.what());
   }
   trpc::RpcAgent::setCurrentRpcAgent(nullptr);
   agent_.reset();

@@ -17,7 +17,7 @@ namespace {
 // What torch.jit.save wrote, as a tensor of bytes.
 std::string bytesOf(const at::Tensor& saved) {
   TORCH_CHECK(saved.scalar_type() == at::kByte && saved.dim() == 1 && saved.is_contiguous(),
-              "a module comes as bytes");
+              "a module must be a contiguous tensor of bytes");
   return {reinterpret_cast<const char*>(saved.const_data_ptr()),
           static_cast<std::size_t>(saved.numel())};
 }
@@ -25,12 +25,11 @@ std::string bytesOf(const at::Tensor& saved) {
 // Targets as the loss declares its second argument.
 std::vector<at::IValue> targetsOf(const at::IValue& targets, const torch::jit::Module& criterion) {
   const auto& arguments = criterion.get_method("forward").function().getSchema().arguments();
-  TORCH_CHECK(arguments.size() > 2, "the loss takes an output and a target");
+  TORCH_CHECK(arguments.size() > 2, "the loss must take an output and a target");
   std::vector<at::IValue> found = targets.toListRef().vec();
   for (at::IValue& target : found) {
     TORCH_CHECK(coerce(target, arguments[2].type()), "the loss takes a target of type ",
-                arguments[2].type()->annotation_str(), ", and gets ",
-                target.type()->annotation_str());
+                arguments[2].type()->annotation_str(), ", got ", target.type()->annotation_str());
   }
   return found;
 }

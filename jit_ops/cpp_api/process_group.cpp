@@ -49,8 +49,8 @@ JoinOptions toJoin(const ProcessGroupOptions& options) {
   join.store = options.store;
   join.rpc.rpcTimeoutSeconds = std::chrono::duration<float>(options.timeout).count();
   ops::fillFromEnvironment(join);
-  TORCH_CHECK(join.world_size.has_value(), "process group '", options.name,
-              "' has no size: set ProcessGroupOptions::size or WORLD_SIZE");
+  TORCH_CHECK(join.world_size.has_value(),
+              "the process group has no size: set ProcessGroupOptions::size or WORLD_SIZE");
   return join;
 }
 

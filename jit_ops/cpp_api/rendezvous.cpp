@@ -32,8 +32,8 @@ struct HostPort {
 HostPort parse(std::string_view text) {
   text = text.substr(0, text.find_first_of("/?"));
   const auto colon = text.rfind(':');
-  TORCH_CHECK(colon != std::string_view::npos, "\"tcp://host:port\" is wanted, got \"tcp://", text,
-              "\"");
+  TORCH_CHECK(colon != std::string_view::npos,
+              "init_method must be \"tcp://host:port\", got \"tcp://", text, "\"");
   std::string_view host = text.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   return {std::string(host), std::string(text.substr(colon + 1))};
@@ -54,19 +54,18 @@ void fillFromEnvironment(JoinOptions& options) {
   if (options.rpc.master_host.empty()) options.rpc.master_host = master(options.init_method).host;
   if (options.rank < 0) {
     const std::string rank = environment::value("RANK");
-    TORCH_CHECK(!rank.empty(), "worker '", options.name,
-                "' has no rank: set JoinOptions::rank or RANK");
+    TORCH_CHECK(!rank.empty(), "no rank is given: set `rank` of the options, or RANK");
     options.rank = toInt(rank, "RANK");
   }
   if (env && !options.world_size && options.static_from_env) {
     if (const std::string size = environment::value("WORLD_SIZE"); !size.empty())
       options.world_size = toInt(size, "WORLD_SIZE");
   }
-  TORCH_CHECK(options.rank >= 0, "a rank is not negative, got ", options.rank);
-  TORCH_CHECK(options.world_size.value_or(1) > 0, "worker '", options.name,
-              "': world_size must be positive, got ", options.world_size.value_or(0));
+  TORCH_CHECK(options.rank >= 0, "rank must not be negative, got ", options.rank);
+  TORCH_CHECK(options.world_size.value_or(1) > 0, "world_size must be positive, got ",
+              options.world_size.value_or(0));
   TORCH_CHECK(!options.world_size || options.rank < *options.world_size, "rank ", options.rank,
-              " is not in a group of ", options.world_size.value_or(0));
+              " is out of range for world_size ", options.world_size.value_or(0));
 }
 
 std::chrono::milliseconds storeTimeout(const JoinOptions& options) {

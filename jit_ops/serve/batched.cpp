@@ -85,7 +85,7 @@ void checkRows(const at::IValue& result, std::int64_t rows) {
   TORCH_CHECK(result.isTensor() && result.toTensor().dim() > 0 && result.toTensor().size(0) == rows,
               "a batched module must return a row for each row it gets, as a tensor or a tuple of "
               "tensors; for ",
-              rows, " rows it returned ",
+              rows, rows == 1 ? " row it returned " : " rows it returned ",
               result.isTensor() ? c10::str("a tensor of sizes ", result.toTensor().sizes())
                                 : result.type()->annotation_str());
 }
@@ -95,8 +95,9 @@ class Batched : public Servable {
   Batched(std::shared_ptr<Servable> inner, BatchOptions options)
       : inner_(std::move(inner)), method_(inner_->find(kForward)), options_(options) {
     TORCH_CHECK(method_ != nullptr && method_->schema != nullptr,
-                "only what has a scripted method forward can be batched");
-    TORCH_CHECK(options_.max_requests > 0, "max_requests must be positive");
+                "only a module with a scripted method forward can be batched");
+    TORCH_CHECK(options_.max_requests > 0, "max_requests must be positive, got ",
+                options_.max_requests);
     TORCH_CHECK(options_.max_delay.count() >= 0 && options_.max_delay <= kLongestDelay,
                 "max_delay must be at least 0 and at most an hour, got ",
                 options_.max_delay.count(), " us");

@@ -35,7 +35,7 @@ void checkName(const std::string& name) {
     return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
   });
   TORCH_CHECK(fine, "'", name,
-              "' can't be a published name: letters, digits, '_', '.' and '-' are allowed, as in "
+              "' cannot be a published name: letters, digits, '_', '.' and '-' are allowed, as in "
               "\"encoder\"");
 }
 
@@ -43,7 +43,7 @@ std::string listed() {
   std::string text;
   for (const PublishedInfo& info : published())
     text += (text.empty() ? "" : ", ") + info.name + " version " + std::to_string(info.version);
-  return text.empty() ? "nothing is" : "published are: " + text;
+  return text.empty() ? "nothing is published" : "published are: " + text;
 }
 
 std::string wanted(const std::string& name, std::int64_t version) {

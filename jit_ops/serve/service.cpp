@@ -51,7 +51,7 @@ FuturePtr runFound(const Found& found, const std::string& name, const std::strin
 FuturePtr runCall(Values& stack, std::size_t at, Names wanted = Names::kDropped) {
   TORCH_CHECK(stack.size() >= at + kCallHeader && stack[at].isString() && stack[at + 1].isInt() &&
                   stack[at + 2].isString() && (stack[at + 3].isNone() || stack[at + 3].isList()),
-              "the call is malformed: another version of Weft at the caller?");
+              "the call is malformed; install the same Weft on all workers");
   const std::string& name = stack[at].toStringRef();
   const Found found = mustFindPublished(name, stack[at + 1].toInt());
   const auto first = stack.begin() + static_cast<std::ptrdiff_t>(at + kCallHeader);
@@ -75,7 +75,7 @@ FuturePtr runRemote(Values& stack) {
         [type](Future& done) {
           at::IValue value = done.value();
           if (!coerce(value, type)) {
-            throw std::runtime_error("the caller wants an RRef of " + type->annotation_str() +
+            throw std::runtime_error("the caller expects an RRef of " + type->annotation_str() +
                                      ", but the value is " + value.type()->annotation_str());
           }
           return value;

@@ -164,8 +164,8 @@ Activations MicroBatchCell::outputsOf(CellPass pass, Batch result, SkipPort& ski
     result.tensors.push_back(skips.take(route).value_or(at::Tensor()));
   if (pass != CellPass::kRecompute) outputs_ = result.tensors.size();
   TORCH_CHECK(outputs_ == result.tensors.size(), "stage ", stage_, " of a Pipe returned ",
-              output.payload,
-              " tensors when it ran again for the backward, and another number before: return the "
+              output.payload, output.payload == 1 ? " tensor" : " tensors",
+              " when it ran again for the backward, and another number before: return the "
               "same in both, also where is_recomputing() is true");
   output_edges_.clear();
   for (const auto k : c10::irange(result.tensors.size())) {

@@ -70,7 +70,7 @@ void StageTraits::learnGraphs(const Activations& input, const Activations& outpu
   learn(graphless_, static_cast<std::uint64_t>(kindsOf(input)) << 32 | graphless);
   TORCH_CHECK((assumed & ~graphless) == 0, "stage ", stage,
               " gave an output that requires a gradient, which it had not done before, so its "
-              "gradient was not asked for. Run the mini-batch again: from now on it is.");
+              "gradient was not computed. Run the mini-batch again: from now on it is.");
 }
 
 }  // namespace weft::pipe

@@ -137,7 +137,7 @@ std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::str
   if (job.criterion) {
     // The output's place is another's: only the target is converted.
     const auto& schema = job.criterion->get_method("forward").function().getSchema();
-    TORCH_CHECK(schema.arguments().size() > 2, "the loss takes an output and a target");
+    TORCH_CHECK(schema.arguments().size() > 2, "the loss must take an output and a target");
     for (const py::handle target : targets)
       job.targets.push_back(torch::jit::toIValue(target, schema.arguments()[2].type()));
   }

@@ -15,7 +15,7 @@ using Options = ScriptOptimizer::Options;
 double option(const Options& options, const char* name) {
   const auto found = options.find(name);
   TORCH_CHECK(found != options.end(), "the optimizer has no option '", name,
-              "': another version of Weft at the driver?");
+              "'; install the same Weft on all workers");
   return found->second;
 }
 

@@ -138,8 +138,8 @@ Values joinedColumns(const Values& parts, std::size_t count) {
 
 PythonValues& mustHavePython(PythonValues* python) {
   TORCH_CHECK(python != nullptr,
-              "a value between stages needs Python, which this worker has not: let stages give a "
-              "tensor, or a tuple or a list of different tensors");
+              "a value between stages needs Python, which this worker does not have: let stages "
+              "return a tensor, or a tuple or a list of different tensors");
   return *python;
 }
 
@@ -246,7 +246,7 @@ Tensors unpackGradients(Parcel parcel, PythonValues* python) {
   for (std::size_t at = 1; at < how.size(); ++at) {
     const bool is_there = how[at] != 0;
     TORCH_CHECK(!is_there || next != parcel.tensors.end(),
-                "the delivery is malformed: another version of Weft at the sender?");
+                "the delivery is malformed; install the same Weft on all workers");
     gradients.push_back(is_there ? std::move(*next++) : at::Tensor());
   }
   return gradients;

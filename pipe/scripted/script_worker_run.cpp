@@ -83,7 +83,7 @@ void ScriptWorkerRun::check() const {
     TORCH_CHECK(!workers.empty(), "a stage of the Pipe has no worker");
   for (const WorkerTask& task : job_.tasks) {
     TORCH_CHECK(part_.stages.contains(task.stage), "worker '", part_.worker, "' is to run stage ",
-                task.stage, " of the Pipe, which it has not");
+                task.stage, " of the Pipe, which it does not have");
     TORCH_CHECK(task.micro_batch >= 0 && task.micro_batch < count, "the mini-batch has ", count,
                 " micro-batches, and a task is of number ", task.micro_batch);
     TORCH_CHECK(job_.trains || task.kind == Kind::kForward, "a forward alone has no other tasks");

@@ -182,7 +182,7 @@ void ScriptWorkerStage::hold(std::size_t micro_batch, Held held) {
 
 ScriptWorkerStage::Held ScriptWorkerStage::take(std::size_t micro_batch) {
   auto found = held_.extract(micro_batch);
-  TORCH_CHECK(!found.empty(), "micro-batch ", micro_batch, " has not been forward here");
+  TORCH_CHECK(!found.empty(), "micro-batch ", micro_batch, " had no forward on this worker");
   return std::move(found.mapped());
 }
 
@@ -202,7 +202,7 @@ ScriptWorkerStage::Roots ScriptWorkerStage::roots(Held& held,
   }
   const std::size_t wanted = held.again ? held.wanted : held.outputs.size();
   TORCH_CHECK(found.size() == wanted || (held.again && found.empty()), "the stage has ", wanted,
-              " outputs that want a gradient, and got ", found.size());
+              " outputs that require a gradient, and got gradients for ", found.size());
   const bool any =
       std::any_of(found.begin(), found.end(), [](const at::Tensor& one) { return one.defined(); });
   if (!any) return {};
@@ -227,8 +227,9 @@ Tensors ScriptWorkerStage::runAgain(const Held& held) const {
   }
   held.again->draws->end();
   Tensors outputs = thatWantGradients(tensorsOf({output}));
-  TORCH_CHECK(outputs.size() == held.wanted, "the stage's recomputation gives ", outputs.size(),
-              " outputs that want a gradient, and its forward gave ", held.wanted);
+  TORCH_CHECK(outputs.size() == held.wanted, "the outputs that require a gradient are ",
+              outputs.size(), " in the stage's recomputation, and were ", held.wanted,
+              " in its forward");
   return outputs;
 }
 

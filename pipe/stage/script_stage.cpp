@@ -12,7 +12,7 @@ c10::IValue plain(const c10::IValue& value) {
   if (!value.isPyObject()) return value;
   const auto& holder = value.toPyObjectHolder();
   const c10::InferredType type = holder->tryToInferType();
-  TORCH_CHECK(type.success(), "a script stage cannot take this value: ", type.reason());
+  TORCH_CHECK(type.success(), "a TorchScript stage cannot take this value: ", type.reason());
   return holder->toIValue(type.type());
 }
 
@@ -25,8 +25,8 @@ c10::IValue build(const Structure& structure, const std::vector<at::Tensor>& ten
     parts.push_back(build(part, tensors, next));
   if (structure.kind == Kind::kTuple) return c10::ivalue::Tuple::create(std::move(parts));
   TORCH_CHECK(structure.kind == Kind::kList || structure.kind == Kind::kDict,
-              "a script stage cannot take a container of this type");
-  TORCH_CHECK(!parts.empty(), "a script stage cannot take an empty container: it has no type");
+              "a TorchScript stage cannot take a container of this type");
+  TORCH_CHECK(!parts.empty(), "a TorchScript stage cannot take an empty container: it has no type");
   const c10::TypePtr type =
       c10::unshapedType(parts[0].type());  // a tensor's type includes its shape
   if (structure.kind == Kind::kList) {

@@ -15,8 +15,8 @@ Batch Stage::forwardAgain(const Batch& input, const StageTensors& then) {
     same &= now[k].is_same(then.tensors[k]) || !then.tensors[k].requires_grad();
   }
   TORCH_CHECK(same,
-              "a stage that is no Python module has other parameters than in its forward, and has "
-              "to run again for the backward. Replace parameters after the backward.");
+              "a stage that is not a Python module has other parameters than in its forward, and "
+              "has to run again for the backward. Replace parameters after the backward.");
   return forward(input);
 }
 

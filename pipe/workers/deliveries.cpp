@@ -70,14 +70,14 @@ void synchronize(const at::Tensor& tensor) {
 }
 
 void deliver(Values& stack) {
-  TORCH_CHECK(isDelivery(stack),
-              "the delivery is malformed: another version of Weft at the sender?");
+  TORCH_CHECK(isDelivery(stack), "the delivery is malformed; install the same Weft on all workers");
   const std::string& pipeline = stack[0].toStringRef();
   const auto arrivals = findArrivals(pipeline);
   TORCH_CHECK(arrivals != nullptr, "worker '",
               trpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_,
-              "' has no stage of this Pipe: it was restarted, its driver was out of "
-              "reach, or the Pipe was closed. Build the Pipe again.");
+              "' has no stage of this Pipe: it was restarted, its driver was out of reach, or the "
+              "Pipe was closed. load_checkpoint builds its stages again; without one, make the "
+              "Pipe again.");
   const ArrivalKey key{stack[1].toInt(), static_cast<Sent>(stack[2].toInt()), stack[3].toInt(),
                        stack[4].toInt()};
   Parcel parcel{stack[5].toStringRef(), {}};
@@ -125,7 +125,7 @@ void awaitAnswer(const std::string& worker) {
 void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel parcel) {
   static const c10::QualifiedName name(kDeliver);
   const auto agent = rpc::WeftAgent::current();
-  TORCH_CHECK(agent != nullptr, "a Pipe over workers needs init_rpc with the backend 'weft'");
+  TORCH_CHECK(agent != nullptr, "a Pipe over workers needs init_rpc with the backend WEFT");
   if (self_.empty()) self_ = agent->getWorkerInfo().name_;
   trpc::ScriptCall call(name, toStack(pipeline_, key, std::move(parcel)));
   auto answer = agent->sendQuick(agent->getWorkerInfo(worker), std::move(call).toMessage());

@@ -77,8 +77,8 @@ Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte
     return Disposition::kDiscard;
   }
   if (!in.ok()) {
-    logWarning(context_.me() + " closes its link to worker '" + group_.directory().nameOf(peer) +
-               "': a message of it is malformed: " + in.error().text());
+    logWarning(context_.me() + " closes its connection to " + group_.describe(peer) +
+               ": a message from it is malformed: " + in.error().text());
     return Disposition::kRefuse;
   }
   reading_[from] = std::move(in).value();
@@ -133,12 +133,13 @@ void MessageRouter::onTooLarge(std::int32_t from, std::span<const std::byte> hea
   const auto peer = static_cast<worker_id_t>(from);
   if (WireHeader head; !WireReader(header).header(head)) {
     return sender_.endpoint()->losePeer(
-        from, {transport::ErrorCode::kProtocol, "a message of it is malformed"});
+        from, {transport::ErrorCode::kProtocol,
+               group_.describe(peer) + " is cut off: a message from it is malformed"});
   }
   giveBack(peer, header);
   if (drop(peer, header, why)) return;
-  logWarning(context_.me() + " passes over a message of worker '" +
-             group_.directory().nameOf(peer) + "': " + why.text());
+  logWarning(context_.me() + " ignores a message from " + group_.describe(peer) + ": " +
+             why.text());
 }
 
 void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*header*/,
@@ -186,7 +187,7 @@ void MessageRouter::onControl(worker_id_t from, const IncomingMessage& in) {
   const bool nameless = type == ControlType::kJoin && outside_.contains(from);
   const std::string problem = nameless
                                   ? "the name of rank " + std::to_string(from) + " is in use at " +
-                                        context_.me() + ": a worker that lives has it"
+                                        context_.me() + ": a live worker has it"
                                   : group_.serveControl(from, type, in.text());
   const auto error = sender_.sendControl(from, WireKind::kControlAck, type, in.callId(), problem);
   if (error) logDebug("an acknowledgement was not sent: " + error.text());
@@ -213,15 +214,16 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
 
 void MessageRouter::onPeerJoined(const transport::PeerInfo& peer) {
   if (!isWorker(peer.rank)) {
-    return sender_.endpoint()->losePeer(
-        peer.rank, {transport::ErrorCode::kInvalidArgument, "ranks go from 0 to 32767"});
+    return sender_.endpoint()->losePeer(peer.rank, {transport::ErrorCode::kInvalidArgument,
+                                                    transport::describePeer(peer.name, peer.rank) +
+                                                        " is cut off: ranks go from 0 to 32767"});
   }
   outside_.erase(peer.rank);
   // The worker that has the name keeps it.
   if (const auto owner = liveNamesake(group_, peer)) {
     std::string& why = outside_[peer.rank];
-    why = transport::describePeer(peer.name, peer.rank) + " is not taken in: worker '" + peer.name +
-          "' has rank " + std::to_string(*owner) + ", and lives";
+    why = transport::describePeer(peer.name, peer.rank) + " is not admitted: worker '" + peer.name +
+          "' has rank " + std::to_string(*owner) + ", and is alive";
     return logWarning(why);
   }
   // Its kJoin message follows; answers to it can be addressed from now on.
@@ -240,7 +242,7 @@ void MessageRouter::onPeerReturned(const transport::PeerInfo& peer) {
   rrefs_.onPeerReturned(static_cast<worker_id_t>(peer.rank));
   logWarning(transport::describePeer(peer.name, peer.rank) + " is back after " +
              transport::seconds(outage) +
-             ": calls to it work again; RRefs that the two had of each other's values do not");
+             ": calls to it work again; RRefs of either to values of the other do not");
 }
 
 void MessageRouter::onDisplaced(const transport::PeerLoss& loss) {

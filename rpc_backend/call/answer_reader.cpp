@@ -84,8 +84,9 @@ void AnswerReader::readAnswer(worker_id_t from, IncomingMessage& in,
     }
     if (createsRRef(asked.type) && !confirmsCreation(type, in.payload(), asked.created)) {
       const std::string name = group_.directory().nameOf(from);
-      completer_.setError(future, asked,
-                          "the answer of worker '" + name + "' does not say that it has the value");
+      completer_.setError(
+          future, asked,
+          "the answer of worker '" + name + "' does not confirm that it created the value");
       return;
     }
     auto message = in.finish(distrustsPeers(context_.options.request_policy));

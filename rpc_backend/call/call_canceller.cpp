@@ -54,7 +54,7 @@ void CallCanceller::giveUp(worker_id_t callee, MessageType type, std::uint64_t i
   if (!isUserCall(type)) return;
   if (callee == context_.rank) return cancel_own_(id);
   const auto error = sender_.sendControl(callee, WireKind::kControl, ControlType::kCancel, id, {});
-  if (error) logDebug("a call could not be taken back: " + error.text());
+  if (error) logDebug("a cancellation was not sent: " + error.text());
 }
 
 void CallCanceller::expire() {

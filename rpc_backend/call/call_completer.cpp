@@ -20,7 +20,8 @@ void CallCompleter::complete(const PendingCall& call, Completion completion) {
   // Callbacks are user code, which should run neither on the loop thread nor inside the caller's
   // send(). But once the completers have stopped, or without memory to tell them, no other thread
   // is left.
-  if (thrown) logWarning("a call is completed where its answer came (" + *thrown + ")");
+  if (thrown)
+    logWarning("the thread that received the answer of a call also completes it (" + *thrown + ")");
   completion();  // NOLINT(bugprone-use-after-move): run() moves only what it accepts
 }
 

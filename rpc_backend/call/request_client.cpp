@@ -130,7 +130,7 @@ std::optional<std::string> RequestClient::reasonNotToSend(const Message& message
   }
   return transport::resourceExhausted(
       context_.me() + " has " + std::to_string(limit) + " calls to " + group_.describe(call.peer) +
-      " in flight, which is its max_calls_in_flight, and there was no room in the " +
+      " in flight, which is its max_calls_in_flight, and none of them ended within the " +
       std::to_string(call.timeout.count()) +
       " ms of this one: wait for some before making more, or raise the limit");
 }

@@ -36,7 +36,7 @@ bool confirmsCreation(MessageType type, std::span<const char> payload,
 
 std::exception_ptr callError(MessageType type, const std::string& text, bool logged) {
   if (!createsRRef(type) || text.starts_with(kErrorPrefix)) return runtimeError(text);
-  if (!logged) logWarning("rpc.remote() failed, its RRef has no value: " + text);
+  if (!logged) logWarning("rpc.remote() failed, and its RRef has no value: " + text);
   using torch::distributed::rpc::makeRPCError;
   return runtimeError(makeRPCError(text, torch::distributed::rpc::RPCErrorType::TIMEOUT));
 }

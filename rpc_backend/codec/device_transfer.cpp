@@ -114,7 +114,7 @@ void DeviceTransfer::refuse(const PathKey& key, const std::string& why) {
 std::vector<std::byte> DeviceTransfer::lend(const MessageKey& message,
                                             std::span<const at::Tensor> tensors) {
   const auto device_memory = memory();
-  TORCH_CHECK(device_memory != nullptr, context_.me(), " has ended.");
+  TORCH_CHECK(device_memory != nullptr, context_.me(), " has shut down");
   DeviceMemory::Export made = device_memory->exportTensors(tensors);
   loans_->add(message, std::move(made.kept));
   for (const at::Tensor& tensor : tensors)
@@ -149,7 +149,7 @@ std::vector<at::Tensor> DeviceTransfer::copyFrom(std::shared_ptr<BorrowedMemory>
                                                  std::span<const DeviceTensorSpec> wanted) {
   const auto device_memory = memory();
   TORCH_CHECK(device_memory != nullptr, context_.me(),
-              " has no libweft_cuda.so to read another worker's device memory with.");
+              " has not loaded libweft_cuda.so, which reads another worker's device memory");
   const worker_id_t peer = borrowed->sender();
   return device_memory->copyFrom(peer, token, wanted, std::move(borrowed));
 }
@@ -196,7 +196,7 @@ void DeviceTransfer::onProbe(worker_id_t from, std::uint64_t id, std::string tex
   if (held == nullptr) {
     return answerProbe(from, id,
                        transport::resourceExhausted(
-                           context_.me() + " has no room for another probe of that worker's"));
+                           context_.me() + " has no room for another probe from that worker"));
   }
   // On a worker: opening memory takes long, and before the agent serves CUDA may not be there.
   context_.workers.run([this, alive = context_.keepAlive(), from, id, text = std::move(text),

@@ -43,7 +43,7 @@ transport::Result<std::shared_ptr<IncomingMessage>> IncomingMessage::begin(
 // Copies all of them at once, because they share events and handles.
 void IncomingMessage::copyLent() {
   if (lent_.empty()) return;
-  TORCH_CHECK(devices_ != nullptr, "Weft RPC: a message is in memory that nobody lent");
+  TORCH_CHECK(devices_ != nullptr, "weft: a message is in device memory that was not lent");
   auto copies = devices_->copyFrom(std::move(borrowed_), token_, lent_);
   auto next = copies.begin();
   for (Slot& slot : slots_)
@@ -84,7 +84,7 @@ at::Tensor unpickled(const at::Tensor& pickle, bool distrusted) {
     return readPickledTensor({static_cast<const char*>(pickle.const_data_ptr()), pickle.nbytes()});
   auto [payload, tensors] =
       torch::distributed::rpc::wireDeserialize(pickle.const_data_ptr(), pickle.nbytes());
-  TORCH_CHECK(tensors.size() == 1, "Weft RPC: a pickled tensor held ", tensors.size(),
+  TORCH_CHECK(tensors.size() == 1, "weft: a pickled tensor held ", tensors.size(),
               " tensors instead of one");
   return tensors.front().detach();
 }
@@ -108,7 +108,7 @@ at::Tensor IncomingMessage::finishTensor(Slot& slot, bool distrusted) {
 MessagePtr IncomingMessage::finish(bool distrusted) {
   payload();  // copies it out of shared memory
   TORCH_CHECK(staged_ == nullptr || *staged_ == std::byte{1},
-              "Weft RPC: the sender could not copy a tensor of this message from its device; its "
+              "weft: the sender could not copy a tensor of this message from its device; its "
               "log says why.");
   copyLent();
   takeEarly();

@@ -115,8 +115,8 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   const auto& payload = message->payload();
   const auto& tensors = message->tensors();
   TORCH_CHECK(
-      tensors.size() <= kMaxTensors, "Weft RPC: a message to worker '", peer, "' has ",
-      tensors.size(), " tensors, and the limit is ", kMaxTensors,
+      tensors.size() <= kMaxTensors, "weft: a message to worker '", peer, "' has ", tensors.size(),
+      " tensors, and the limit is ", kMaxTensors,
       transport::resourceExhausted(". Send them in several calls, or as fewer, larger tensors."));
   OutgoingTensors prepared =
       prepare(tensors, {peer, device_map, {lender.to, kind, call_id}, lender.devices});

@@ -26,20 +26,20 @@ std::string pickled(const at::Tensor& tensor, const std::string& peer) {
   try {
     return torch::distributed::rpc::wireSerialize({}, {tensor.detach().cpu()});
   } catch (const c10::Error& error) {
-    TORCH_CHECK(false, "Weft RPC: a tensor of layout ", tensor.layout(), " and type ",
+    TORCH_CHECK(false, "weft: a tensor of layout ", tensor.layout(), " and type ",
                 tensor.toString(), " cannot be sent to worker '", peer,
                 "': torch's pickler says: ", error.what_without_backtrace());
   }
 }
 
 void check(const at::Tensor& tensor, const std::string& peer) {
-  TORCH_CHECK(!tensor.is_meta(), "Weft RPC: a tensor on the meta device was to be sent to worker '",
+  TORCH_CHECK(!tensor.is_meta(), "weft: a tensor on the meta device was to be sent to worker '",
               peer, "', but it has no data to send. Send its shape and dtype instead.");
   if (!isPlain(tensor)) return;
   // torch makes such tensors (expand), and the peer takes them for a malformed message.
   TORCH_CHECK(std::all_of(tensor.sizes().begin(), tensor.sizes().end(),
                           [](std::int64_t size) { return size >= 0; }),
-              "Weft RPC: a tensor of shape ", tensor.sizes(), " was to be sent to worker '", peer,
+              "weft: a tensor of shape ", tensor.sizes(), " was to be sent to worker '", peer,
               "', but a size is negative. Look at the operator that made it.");
 }
 
@@ -140,7 +140,7 @@ void checkMemory(const at::Tensor& tensor, const std::string& peer) {
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                        static_cast<std::size_t>(tensor.storage_offset()));
   const std::size_t held = dataOf(storage) == nullptr ? 0 : storage.nbytes();
-  TORCH_CHECK(held >= needed, "Weft RPC: a tensor of shape ", tensor.sizes(), " and type ",
+  TORCH_CHECK(held >= needed, "weft: a tensor of shape ", tensor.sizes(), " and type ",
               tensor.toString(), " was to be sent to worker '", peer, "', but its memory has ",
               held, " of the ", needed,
               " bytes that its elements need. Its storage was resized or freed, as FSDP does with "

@@ -124,7 +124,7 @@ at::Tensor denseOf(const Place& place, const std::vector<at::IValue>& parts) {
   at::Tensor made = place.as(at::empty({0}, place.options()));
   const auto bits = parts.size() > 6 ? partsOf(parts[6]) : std::vector<at::IValue>();
   for (std::size_t i = 0; i + 1 < bits.size(); i += 2) {
-    check(bits[i + 1].isBool(), "a bit of it is no bool");
+    check(bits[i + 1].isBool(), "a bit of it is not a bool");
     if (!bits[i + 1].toBool()) continue;
     const std::string& bit = textOf(bits[i]);
     check(bit == "conj" || bit == "neg", "a bit of it is unknown");
@@ -149,7 +149,7 @@ at::Tensor quantisedOf(const Place& place, const std::vector<at::IValue>& parts)
   const std::string& scheme = textOf(how[0]);
   check(c10::isQIntType(place.in.type), "its elements are not quantised");
   if (scheme == "torch.per_tensor_affine") {
-    check(how[1].isDouble(), "its scale is no number");
+    check(how[1].isDouble(), "its scale is not a number");
     return place.as(
         at::_empty_affine_quantized({0}, place.options(), how[1].toDouble(), intOf(how[2])));
   }
@@ -189,7 +189,7 @@ class Machine : Reader {
   Machine(std::string_view meta, const Sections& sections) : Reader(meta), sections_(sections) {}
 
   at::Tensor run() {
-    check(starts("\x80\x02"), "it is no pickle");
+    check(starts("\x80\x02"), "it is not a pickle");
     unsigned char op = 0;
     while (check(take(op), "it is cut short"), op != kStop)
       step(op);
@@ -249,7 +249,7 @@ class Machine : Reader {
       case kLongBinGet:
         return get(op);
       default:
-        check(false, "torch's pickler does not write such a one");
+        check(false, "it has a value that torch's pickler does not write");
     }
   }
 
@@ -364,7 +364,7 @@ class Machine : Reader {
     check(parts.size() > 5, "a tuple is too short");
     if (name == "torch._utils._rebuild_tensor_v2") return push(denseOf(placeOf(parts), parts));
     if (name == "torch._utils._rebuild_qtensor") return push(quantisedOf(placeOf(parts), parts));
-    check(false, "torch's pickler does not write such a one");
+    check(false, "it has a value that torch's pickler does not write");
   }
 
   const Sections& sections_;
@@ -383,7 +383,7 @@ at::Tensor readPickledTensor(std::span<const char> bytes) try {
   check(meta != sections.end(), "a section is missing");
   return Machine(meta->second, sections).run();
 } catch (const c10::Error& error) {
-  TORCH_CHECK(false, "Weft RPC: a pickled tensor cannot be read: ", error.what_without_backtrace());
+  TORCH_CHECK(false, "weft: a pickled tensor cannot be read: ", error.what_without_backtrace());
 }
 
 }  // namespace weft::rpc

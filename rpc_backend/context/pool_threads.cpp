@@ -59,7 +59,7 @@ void PoolThreads::join(std::unique_lock<std::mutex>& lock, std::chrono::millisec
   lock.unlock();
   if (!all_ended) {
     logWarning("a thread of pool '" + name_ + "' is still running user code after " +
-               std::to_string(grace.count()) + " ms; it is left to itself");
+               std::to_string(grace.count()) + " ms; nothing waits for it any more");
   }
   for (std::thread& thread : threads) {
     if (all_ended) {

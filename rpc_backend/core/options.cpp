@@ -36,8 +36,9 @@ void WeftRpcBackendOptions::check() const {
   TORCH_CHECK(reconnect_timeout <= peer_timeout, "reconnect_timeout (", reconnect_timeout,
               " s) must be at most peer_timeout (", peer_timeout,
               " s), after which the peer is lost all the same");
-  TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive");
-  TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive");
+  TORCH_CHECK(max_message_bytes > 0, "max_message_bytes must be positive, got ", max_message_bytes);
+  TORCH_CHECK(max_inflight_bytes > 0, "max_inflight_bytes must be positive, got ",
+              max_inflight_bytes);
   TORCH_CHECK(max_calls_in_flight >= 0, "max_calls_in_flight must not be negative, got ",
               max_calls_in_flight);
 }

@@ -104,7 +104,7 @@ std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSche
     return name + " is not one of PyTorch's own operators (aten::), and " + thePolicyHere(policy);
   }
   if (schema.is_vararg()) {
-    return name + " believes how many arguments its caller says that it has, and " +
+    return name + " takes the number of its arguments from its caller, and " +
            thePolicyHere(policy);
   }
   for (const c10::Argument& argument : schema.arguments()) {

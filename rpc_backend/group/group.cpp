@@ -87,8 +87,8 @@ void Group::join(const GroupSecret& secret) {
 
 void Group::admit(const MemberRecord& member) {
   const auto error = sender_.endpoint()->addPeer({member.rank, member.name, member.address});
-  TORCH_CHECK(!error, context_.me(), " cannot take in worker '", member.name, "' (rank ",
-              member.rank, "): ", error.text());
+  TORCH_CHECK(!error, context_.me(), " cannot admit worker '", member.name, "' (rank ", member.rank,
+              "): ", error.text());
   const auto id = static_cast<worker_id_t>(member.rank);
   directory_.add(member.name, id);
   if (transport::logEnabled(transport::LogLevel::kDebug))
@@ -130,7 +130,7 @@ void Group::announce() {
     }
     // It died without leaving, or dies now: the group goes on without it.
     logWarning(context_.me() + " could not reach worker '" + member.name +
-               "' while joining: " + reason + " It is taken off the group's list.");
+               "' while joining, so it is taken off the group's list: " + reason);
     membership_.forget(member.rank, member.address);
     dismiss(id);
     sender_.endpoint()->removePeer(member.rank);
@@ -153,7 +153,8 @@ void Group::leave() {
 }
 
 std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {
-  TORCH_CHECK(isStatic(), context_.me(), ": only a group of fixed size has a barrier");
+  TORCH_CHECK(isStatic(), context_.me(),
+              ": only a static group, which has a world_size, has a barrier");
   ShutdownBarrier barrier(context_, *this, membership_.store(), barriers_.fetch_add(1),
                           *world_size_, timeout);
   return barrier.pass(last);

@@ -209,8 +209,9 @@ std::vector<std::int32_t> ShutdownBarrier::pass(bool last) {
   for (const std::int32_t rank : lost) {
     if (rank == context_.rank) continue;
     const auto id = static_cast<worker_id_t>(rank);
-    logWarning("rpc.shutdown went on without a missing worker: " +
-               group_.lossOf(id).value_or(group_.describe(id) + " is lost to another worker"));
+    logWarning(
+        "rpc.shutdown went on without a missing worker: " +
+        group_.lossOf(id).value_or(group_.describe(id) + " was declared lost by another worker"));
   }
   if (last) linger(fromSeconds(context_.options.peer_timeout));
   return {lost.begin(), lost.end()};

@@ -10,12 +10,13 @@ GroupSecret agreeOnSecret(c10d::Store& store, const std::string& key_file, milli
                           const std::string& who) {
   auto random = transport::AuthKey::random();
   auto group = transport::AuthKey::random();
-  TORCH_CHECK(random.ok() && group.ok(), who, ": no random numbers from the system");
+  TORCH_CHECK(random.ok() && group.ok(), who, ": the system gives no random numbers");
   // The first worker decides, whichever rank it has; compareSet makes that atomic.
   const std::string offer = group.value().toHex() + random.value().toHex();
   store.compareSet("secret", std::string(), offer);
   TORCH_CHECK(waitForKeys(store, {"secret"}, timeout), who,
-              ": the Store holds no group secret after ", timeout.count(), " ms");
+              ": the Store holds no group secret after ", timeout.count(),
+              " ms; look at the process that serves the Store (usually rank 0)");
   const std::string text = store.get_to_str("secret");
   constexpr std::size_t kHex = transport::AuthKey::kBytes * 2;
   TORCH_CHECK(text.size() == 2 * kHex, who, ": the group secret in the Store is malformed");

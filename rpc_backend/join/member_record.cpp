@@ -173,7 +173,7 @@ void checkMembers(const MemberRecord& self, std::vector<MemberRecord> all) {
                 other.weft, " with ", other.wire, ", ", first.weft, " with ", first.wire,
                 "); install the same Weft on all");
     TORCH_CHECK(other.world == first.world, who(), " were started with different world_size (",
-                other.world, " and ", first.world, ")");
+                other.world, " and ", first.world, "); give all workers the same");
     TORCH_CHECK(other.auth == first.auth, who(), " take the group's key from different places (",
                 other.auth, " and ", first.auth,
                 "); set WEFT_AUTH_KEY_FILE on all workers or on none");

@@ -85,7 +85,8 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   updateMembers([&](std::vector<MemberRecord>& members) {
     TORCH_CHECK(std::none_of(members.begin(), members.end(),
                              [&](const MemberRecord& member) { return member.rank == rank_; }),
-                me(), ": the group already has a worker of rank ", rank_);
+                me(), ": the group already has a worker of rank ", rank_,
+                "; give every worker a rank of its own");
     checkMembers(self, members);
     others = members;
     members.push_back(self);

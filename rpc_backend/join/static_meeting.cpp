@@ -46,7 +46,7 @@ std::vector<MemberRecord> readRecords(c10d::Store& store, const std::vector<std:
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto record = MemberRecord::fromText({texts[i].begin(), texts[i].end()});
     TORCH_CHECK(record && record->rank == ranks[i], who, ": what rank ", ranks[i],
-                " wrote into the Store is no worker record");
+                " wrote into the Store is not a worker record");
     records.push_back(*record);
   }
   return records;
@@ -78,7 +78,7 @@ std::vector<MemberRecord> StaticMeeting::rejoin() {
               former.name, "'; a worker that is started again keeps its rank and name");
   TORCH_CHECK(!transport::somebodyListens(former.address, kProbe), me(),
               ": the group already has a worker of rank ", self_.rank,
-              ", and it lives; give every worker a rank of its own");
+              ", which is alive; give every worker a rank of its own");
   // Before the others are read, so that of two that come back at once one sees the other.
   store_.set(memberKey(self_.rank), self_.toText());
   const std::vector<MemberRecord> members = readRecords(store_, otherRanks(), me());

@@ -31,8 +31,8 @@ Handler handlerOf(int signal) {
   if (sigaction(signal, nullptr, &found) != 0) throw std::runtime_error("no such signal");
   Handler known = nullptr;
   if (!first.compare_exchange_strong(known, found.sa_handler) && known != found.sa_handler) {
-    throw std::runtime_error("signal " + std::to_string(signal) +
-                             " is the program's by now; choose another by WEFT_STACKS_SIGNAL");
+    throw std::runtime_error("the program handles signal " + std::to_string(signal) +
+                             " by now; choose another by WEFT_STACKS_SIGNAL");
   }
   return found.sa_handler;
 }

@@ -41,8 +41,9 @@ class LogQueue {
     std::unique_lock lock(mutex_);
     came_.wait(lock, [&] { return !lines_.empty() || !open_; });
     if (const std::uint64_t dropped = std::exchange(dropped_, 0); dropped > 0) {
-      lines_.emplace_back(static_cast<int>(LogLevel::kWarning),
-                          std::to_string(dropped) + " log lines came too fast and were dropped");
+      lines_.emplace_back(
+          static_cast<int>(LogLevel::kWarning),
+          "log lines came too fast, and " + std::to_string(dropped) + " were dropped");
     }
     return std::exchange(lines_, {});
   }

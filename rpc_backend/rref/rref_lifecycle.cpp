@@ -174,8 +174,8 @@ std::vector<MessagePtr> RRefLifecycle::declining(std::span<const char> payload, 
 void RRefLifecycle::releaseForks(Rank peer) {
   const std::size_t released = table_.releaseForks(peer);
   if (released > 0) {
-    logInfo("released " + std::to_string(released) + " RRef(s) that rank " + std::to_string(peer) +
-            ", which is lost, held of values here");
+    logInfo("rank " + std::to_string(peer) + " is lost: released what it held of values here, " +
+            std::to_string(released) + " in all");
   }
 }
 

@@ -55,7 +55,7 @@ std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) con
            toString(value) + (reason ? ": " + *reason : "");
   }
   return group_.describe(owner) + " was started again, and the RRef " + toString(value) +
-         " refers to a value of its former life, which is lost" + (reason ? ": " + *reason : "");
+         " refers to a value of its former process, which is lost" + (reason ? ": " + *reason : "");
 }
 
 void RRefService::onPeerLost(worker_id_t peer) {

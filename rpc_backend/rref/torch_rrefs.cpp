@@ -191,7 +191,9 @@ void endInForkedChildren() {
     context();
     return ::pthread_atfork(beforeFork, afterFork, endInChild) == 0;
   }();
-  if (!once) logWarning("a forked child of this process may not use its RRefs: no memory");
+  if (!once)
+    logWarning(
+        "a forked child of this process must not use its RRefs: no memory for a fork handler");
 }
 
 std::vector<Owned> owned() {

@@ -90,7 +90,7 @@ void PeerRequest::check(Command& command, MessageType type) const {
 void PeerRequest::checkWrapped(Command& command, MessageType type) const {
   TORCH_CHECK(isUserCall(type) || type == MessageType::FORWARD_AUTOGRAD_REQ ||
                   type == MessageType::RUN_WITH_PROFILING_REQ,
-              "the request is refused: it wraps a message that is none of a user's calls");
+              "the request is refused: it wraps a message that is not a user's call");
   check(command, type);
 }
 

@@ -31,8 +31,8 @@ struct Kind {
   const char* prefix;  // of its name
   const char* none;    // said of what is no such call
 };
-constexpr Kind kQuickCall{kQuick, "the request is malformed: it is no quick call"};
-constexpr Kind kNativeCall{kNative, "the request is malformed: it is no native call"};
+constexpr Kind kQuickCall{kQuick, "the request is malformed: it is not a quick call"};
+constexpr Kind kNativeCall{kNative, "the request is malformed: it is not a native call"};
 
 bool looksLike(const Kind& kind, const IncomingMessage& request) {
   if (static_cast<MessageType>(request.type()) != MessageType::SCRIPT_CALL || request.isLent())
@@ -61,7 +61,8 @@ Call read(const Kind& kind, const Message& request) {
 MessagePtr run(const Kind& kind, const Message& request) {
   Call call = read(kind, request);
   const auto result = runScript(call.name, call.stack);
-  TORCH_CHECK(result != nullptr, "there is no ", call.name, " here: another version of Weft?");
+  TORCH_CHECK(result != nullptr, "there is no ", call.name,
+              " here; install the same Weft on all workers");
   return torch::distributed::rpc::ScriptResp(result->value()).toMessage();
 }
 

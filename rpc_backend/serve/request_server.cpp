@@ -192,7 +192,7 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallC
     const bool failed = rrefs_.lifecycle().isOfLostLife(caller.from, caller.seen) &&
                         !group_.lossOf(caller.from) && !RRefLifecycle::isControl(type);
     if (failed) {
-      logDebug("a request of before the loss of " + group_.describe(caller.from) + " is not run");
+      logDebug("a request from before the loss of " + group_.describe(caller.from) + " is not run");
     } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
       responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
     } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {

@@ -30,7 +30,7 @@ std::string Responder::lostMakers() const {
   std::string said;
   for (const auto& [maker, reason] : group_.losses().all())
     said += "\n" + context_.me() + " had lost " + group_.describe(maker) +
-            ", and released its contexts: " + reason;
+            ", and released its autograd contexts: " + reason;
   return said;
 }
 

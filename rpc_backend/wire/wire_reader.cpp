@@ -54,7 +54,7 @@ bool WireReader::getHead(WireHeader& header, std::uint32_t& inline_bytes) {
   std::uint8_t version = 0;
   std::uint8_t kind = 0;
   if (!get(version)) return false;
-  if (version != kWireVersion) return fail("the message format's version is not ours");
+  if (version != kWireVersion) return fail("the message format has another version than here");
   if (!get(kind)) return false;
   header.device_memory = (kind & wire_bits::kDeviceMemory) != 0;
   header.staged = (kind & wire_bits::kStaged) != 0;
@@ -143,7 +143,7 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
     return false;
   }
   if (meta.form == TensorForm::kDevice && (meta.is_inline || !device_memory_))
-    return fail("a tensor in device memory belies its message");
+    return fail("a tensor in device memory does not fit its message");
   return !meta.is_inline || getBytes(meta.bytes, meta.inline_bytes);
 }
 

@@ -94,8 +94,8 @@ TEST_F(Splits, OneThatFailedIsTriedAgainThoughTheRanksHaveTriedDifferentlyOften)
       FAIL() << "rank 1 has not come";
     } catch (const c10::DistBackendError& error) {
       EXPECT_THAT(error.what_without_backtrace(),
-                  HasSubstr("process group 'late' of 2 (ranks 4, 5 of the default group): Timed "
-                            "out waiting for rank 1"));
+                  HasSubstr("process group 'late' of size 2 (ranks 4, 5 of the default process "
+                            "group): Timed out waiting for rank 1"));
     }
   }
   expectToMeet(splitBoth("late"));

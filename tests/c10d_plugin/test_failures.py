@@ -378,7 +378,8 @@ def test_the_lines_that_called_different_things_are_named(path, asynchronous):
     with Ranks(3, path) as ranks:
         for error in ranks.all_fail(other_shapes, asynchronous):
             assert (
-                f"group '0', rank 1: float32[5] at test_failures.py:{own}" in error.message
+                f"in the default process group, rank 1: float32[5] at test_failures.py:{own}"
+                in error.message
                 or f"; rank 1: float32[5] at test_failures.py:{own}" in error.message
             ), error.message
             assert f"ranks 0, 2: float32[2, 2] at test_failures.py:{others}" in error.message
@@ -460,8 +461,8 @@ def test_an_error_says_what_was_called(path, operation, called, cause):
             ranks[1].kill()
         error = ranks[0].fails(fail_in, operation)
         assert error.kind == "DistBackendError"
-        assert f"({called} in group '0')" in error.message, error.message
-        assert error.message.count("in group '0'") == 1
+        assert f"({called} in the default process group)" in error.message, error.message
+        assert error.message.count("in the default process group") == 1
 
 
 def test_missing_ranks_are_named_when_the_group_forms():
@@ -470,7 +471,7 @@ def test_missing_ranks_are_named_when_the_group_forms():
             workers[rank // 2].start(meet, rank, 4, workers.meeting, 5.0, "weft")
         for worker in workers:
             text = worker.failure().message
-            assert "process group '0' of 4: " in text and "ranks 1, 3" in text, text
+            assert "the default process group of size 4: " in text and "ranks 1, 3" in text, text
             assert not SAID_TWICE.search(text), text
 
 
@@ -479,7 +480,7 @@ def test_the_death_of_the_stores_server_is_said():
         meeting = f"tcp://127.0.0.1:{free_port()}"
         for rank, worker in enumerate(workers):
             worker.start(meet, rank, 3, meeting, 30.0, "weft")
-        workers[1].wait_for_output("is waiting for rank")  # after ten seconds
+        workers[1].wait_for_output("waits for rank")  # after ten seconds
         workers[0].kill()
         error = workers[1].failure()
         assert "the process that serves it (usually rank 0) has ended" in error.message

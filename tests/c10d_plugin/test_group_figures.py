@@ -53,7 +53,7 @@ def test_a_collective_that_waits_is_shown_with_the_late_rank(path):
     with Ranks(3, PATHS[path]) as ranks:
         first, _, third = ranks.all(shown_while_one_waits, 1)
         for (line,) in (first, third):
-            assert line.startswith("weft:all_reduce, collective 1 of group '")
+            assert line.startswith("weft:all_reduce, collective 1 of process group '")
             assert "its timeout is 1800 s" in line
 
 
@@ -126,8 +126,12 @@ def send() -> None:
 
 
 LATE = {
-    "collective": (come, come, "weft:all_reduce, collective 1 of group '0', runs for"),
-    "receive": (receive, send, "weft:recv of group '0' waits for rank 1 for"),
+    "collective": (
+        come,
+        come,
+        "weft:all_reduce, collective 1 of the default process group, runs for",
+    ),
+    "receive": (receive, send, "weft:recv of the default process group waits for rank 1 for"),
 }
 
 

@@ -65,7 +65,7 @@ def test_it_fails_when_a_check_does(monkeypatch, capsys):
     [
         (KEY, 0o600, "ok", "key file"),
         (f"  {KEY}\n\n", 0o400, "ok", "key file"),
-        (KEY, 0o640, "warn", "open to its group"),
+        (KEY, 0o640, "warn", "read or written by its group"),
         (KEY, 0o604, "FAIL", "chmod 600"),
         (KEY, 0o602, "FAIL", "chmod 600"),
         (KEY[:40], 0o600, "FAIL", "64 hexadecimal digits"),
@@ -130,8 +130,8 @@ def test_unknown_variables(monkeypatch):
         ("WEFT_HANG_REPORT", "x", "must be a number of seconds"),
         ("WEFT_STACKS_SIGNAL", "9", "must be the number of a signal, or 0"),
         ("WEFT_REQUEST_POLICY", "scripts", "WEFT_REQUEST_POLICY must be one of"),
-        ("WEFT_SOCKET_IFNAME", "nosuch9", "is no interface or address of this host"),
-        ("WEFT_SOCKET_IFNAME", "192.0.2.1", "is no interface or address of this host"),
+        ("WEFT_SOCKET_IFNAME", "nosuch9", "is not an interface or address of this host"),
+        ("WEFT_SOCKET_IFNAME", "192.0.2.1", "is not an interface or address of this host"),
     ],
 )
 def test_values_that_a_worker_refuses(monkeypatch, variable, value, says):

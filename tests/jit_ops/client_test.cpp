@@ -209,16 +209,16 @@ TEST(Client, NoGroupNoCall) {
               });
               expectProblem("world_size must be positive, got -3",
                             [] { Group::join(options(freshPath("x"), "a", 0, -3)); });
-              expectProblem("rank 2 is not in a group of 2",
+              expectProblem("rank 2 is out of range for world_size 2",
                             [] { Group::join(options(freshPath("x"), "a", 2, 2)); });
               expectProblem("reconnect_timeout (5 s) must be at most peer_timeout (3 s)", [] {
                 JoinOptions bad = options(freshPath("x"), "a", 0, 1);
                 bad.rpc.peer_timeout = 3;
                 Group::join(bad);
               });
-              expectProblem("'a b' can't be a published name", [] { publish("a b", encoder()); });
+              expectProblem("'a b' cannot be a published name", [] { publish("a b", encoder()); });
               expectProblem("'a' is not published here", [] { ops::unpublish("a"); });
-              expectProblem("an RRef is wanted", [] { RRef::from(at::IValue(1)); });
+              expectProblem("expected an RRef", [] { RRef::from(at::IValue(1)); });
               expectProblem("autograd", [] { AutogradContext context; });
             }}));
 }
@@ -239,7 +239,8 @@ TEST(Client, ErrorsOfGroupsKeepTheirTypeAndLoseTheirFrames) {
               lonely.size = 2;
               lonely.init_method = "file://" + freshPath("pg");
               lonely.timeout = std::chrono::milliseconds(200);
-              expectProblem("process group '0' of 2", [&] { joinProcessGroup(lonely); });
+              expectProblem("the default process group of size 2",
+                            [&] { joinProcessGroup(lonely); });
               lonely.size = -1;
               expectProblem("has no size", [&] { joinProcessGroup(lonely); });
             }}));

@@ -56,7 +56,7 @@ TEST(Published, NoVersionComesAfterTheLast) {
 TEST(Published, BadNamesAndVersionsChangeNothing) {
   const std::size_t before = published().size();
   for (const char* name : {"", "a/b", "a::b", "a@1", "a b"})
-    EXPECT_NE(problem([&] { publish(name, adder(1)); }).find("can't be a published name"),
+    EXPECT_NE(problem([&] { publish(name, adder(1)); }).find("cannot be a published name"),
               std::string::npos)
         << name;
   EXPECT_NE(problem([&] { publish("x", adder(1), -1); }), "");

@@ -334,7 +334,7 @@ def test_what_is_wrong_is_said(ranks):
             texts,
             (
                 "no process group named 'nobody'",
-                "'mean' is no reduction",
+                "'mean' is not a reduction",
                 "no rank 3 in group",
                 "no rank -1 in group",
                 "send carries no gradients",

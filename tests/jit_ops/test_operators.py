@@ -131,7 +131,7 @@ def test_typed_results_names_and_bindings(pair, tmp_path):
 
 def test_another_type_than_expected_is_an_error(pair):
     error = pair[1].fails(run_wrong)
-    assert "the result must be float, but Tensor came" in error.message
+    assert "the result must be float, got Tensor" in error.message
 
 
 def test_membership(pair):

@@ -466,7 +466,7 @@ def test_options_that_would_do_nothing_are_refused():
 
 
 def test_publishing_checks_what_it_gets():
-    with pytest.raises(RuntimeError, match="can't be a published name"):
+    with pytest.raises(RuntimeError, match="cannot be a published name"):
         publish_as("a/b", {})
     with pytest.raises(TypeError, match=r"torch\.jit\.script first"):
         weft.publish("x", Encoder(), no_grad=True)

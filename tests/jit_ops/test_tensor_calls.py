@@ -474,7 +474,7 @@ def test_a_call_that_would_stop_backward_is_warned_of():
     with Group(2) as group:
         group[0].call(publish_all)
         group[1].call(call_what_gives_no_gradients)
-        text = "what came of quiet.forward at worker 'worker0' needs no gradients"
+        text = "the result of quiet.forward at worker 'worker0' needs no gradients"
         assert group[1].output().count(text) == 1
         group.shutdown()
 

@@ -166,7 +166,9 @@ def passes_values() -> None:
     pipe.close()
     pipe = pipe_of([torch.jit.script(scripted.Nests()), torch.jit.script(nn.Identity())], "12")
     pipe.eval()
-    with refused(RuntimeError, "stage 0", "'worker1'", "needs Python, which this worker has not"):
+    with refused(
+        RuntimeError, "stage 0", "'worker1'", "needs Python, which this worker does not have"
+    ):
         pipe(inputs).to_here()
     pipe.close()
 

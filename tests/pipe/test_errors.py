@@ -193,5 +193,5 @@ def test_a_recomputation_that_returns_another_number_of_tensors(again):
 
     pipe = make_pipe(nn.Sequential(Stage()), chunks=2, checkpoint="always")
     first, second = pipe(torch.randn(4, 4)).local_value()
-    with pytest.raises(RuntimeError, match=f"stage 0 .* {again} tensors when it ran again"):
+    with pytest.raises(RuntimeError, match=f"stage 0 .* {again} tensors? when it ran again"):
         (first + second).sum().backward()

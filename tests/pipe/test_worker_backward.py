@@ -143,7 +143,7 @@ def several_backwards(checkpoint: str) -> None:
         loss.backward()
     with pytest.raises(RuntimeError, match="the first has freed the graph at the workers"):
         rref.to_here().sum().backward()
-    with pytest.raises(RuntimeError, match="create_graph=True goes not through"):
+    with pytest.raises(RuntimeError, match="create_graph=True does not work through"):
         pipe(inputs).to_here().sum().backward(create_graph=True)
     pipe.close()
 

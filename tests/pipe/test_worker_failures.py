@@ -173,7 +173,7 @@ def refused(case: str) -> str:
         ("targets", "ValueError: the targets give 2 micro-batches, the inputs 4"),
         ("gradient", "ValueError: gradients of targets do not come back"),
         ("nested gradient", "ValueError: gradients of targets do not come back"),
-        ("hidden gradient", "has tensors that want gradients inside of Hidden"),
+        ("hidden gradient", "has tensors that require gradients inside Hidden"),
         ("trained loss", "ValueError: the loss has parameters (head.weight"),
         ("part of the loss", "ValueError: the loss has parameters (weight, bias)"),
         ("tensor of the loss", "ValueError: the loss has parameters (one of size [3])"),

@@ -318,11 +318,11 @@ RECORD = (
     ("record", "expected"),
     [
         (RECORD.format(weft="9.9.9", wire=77), "speak different versions of Weft's protocol"),
-        ("\x80\x04cos\nsystem\n", "no worker record"),
-        (RECORD.format(weft="0.1.0", wire=1).replace("rank=1", "rank=0"), "no worker record"),
-        (RECORD.format(weft="0.1.0", wire="one"), "no worker record"),
-        ("", "no worker record"),
-        ("x" * (2 << 20), "no worker record"),
+        ("\x80\x04cos\nsystem\n", "not a worker record"),
+        (RECORD.format(weft="0.1.0", wire=1).replace("rank=1", "rank=0"), "not a worker record"),
+        (RECORD.format(weft="0.1.0", wire="one"), "not a worker record"),
+        ("", "not a worker record"),
+        ("x" * (2 << 20), "not a worker record"),
     ],
     ids=["version", "pickle", "rank", "number", "empty", "huge"],
 )

@@ -95,7 +95,7 @@ def test_a_worker_that_was_killed_comes_back(folder):
     output, errors = launched.communicate(timeout=BOUND)
     assert launched.returncode == 0, errors
     assert "is back" in output
-    assert "worker1 has ended with -9; it is started again" in errors
+    assert "worker1 has ended with signal 9; it is started again" in errors
 
 
 UNDER_TORCHRUN = """
@@ -152,7 +152,10 @@ def test_the_workers_end_with_the_program(folder, sent):
 def test_bad_arguments_end_with_one_line(folder):
     for arguments, words in (
         (["program.py"], "the following arguments are required: --workers"),
-        (["--workers", "0", "program.py"], "argument --workers: must be a number from 1, got '0'"),
+        (
+            ["--workers", "0", "program.py"],
+            "argument --workers: must be a positive number, got '0'",
+        ),
         (["--workers", "1", "missing.py"], "no such file: missing.py"),
     ):
         launched = start(folder, PROGRAM, *arguments)

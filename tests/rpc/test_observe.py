@@ -282,7 +282,7 @@ def test_log_lines_are_pythons_with_their_levels():
         assert any("worker 'worker1' (rank 1) is in the group, at " in text for text in said)
         assert "connected to" not in workers[0].output()
         workers[0].call(send_much)
-        arena = "large buffers of worker 'worker0' (rank 0) come through its shared memory"
+        arena = "large buffers from worker 'worker0' (rank 0) come through its shared memory"
         wait_until(
             lambda: ("weft", "DEBUG", arena) in workers[1].call(logged),
             lambda: f"the arena is told of in {workers[1].call(logged)}",

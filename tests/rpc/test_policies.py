@@ -331,7 +331,7 @@ def test_a_refused_remote_is_over_at_once(registered_group):
     for reason in (first, second):
         assert "plain was not given to weft.register_function" in reason
     registered_group.shutdown(timeout=10)
-    assert "rpc.remote() failed, its RRef has no value" in registered_group[0].output()
+    assert "rpc.remote() failed, and its RRef has no value" in registered_group[0].output()
 
 
 def test_exceptions_of_registered_functions_travel(registered_group):

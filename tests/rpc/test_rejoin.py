@@ -71,7 +71,7 @@ def held_here() -> int:
 
 
 def says_former_life(text, name: str) -> bool:
-    return f"worker '{name}'" in text and "was started again" in text and "former life" in text
+    return f"worker '{name}'" in text and "was started again" in text and "former process" in text
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at-once"])
@@ -128,7 +128,7 @@ def test_one_that_lives_cannot_be_replaced():
         assert group[0].call(call, "worker1") == 2
         other = group.add()
         group.enter(other, 1)
-        assert "already has a worker of rank 1, and it lives" in other.failure().message
+        assert "already has a worker of rank 1, which is alive" in other.failure().message
         renamed = group.add()
         group[1].kill()
         group.enter(renamed, 1, name="another")

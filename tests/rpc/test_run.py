@@ -130,7 +130,7 @@ def test_usage(tmp_path):
         (["-m", "no_such_module"], "no module named 'no_such_module'"),
         (["-m", "package.no_such_module"], "no module named 'package.no_such_module'"),
         (["-m", "package"], "'package' is a package without a module __main__"),
-        (["-m", "math"], "'math' is no Python code"),
+        (["-m", "math"], "'math' is not Python code"),
         (["-m", ".relative"], "no module named '.relative'"),
         (["-m"], "-m needs a module"),
         (["package"], "no __main__.py in package"),

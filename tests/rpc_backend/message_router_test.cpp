@@ -491,7 +491,7 @@ TEST(RequestServer, WhatOnlyLooksLikeAQuickCallDoesNotRun) {
   askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kEcho);
   ASSERT_TRUE(world.recorder.waitForMessages(1));
   const std::string answer = world.recorder.messages()[0].header;
-  EXPECT_NE(answer.find("it is no quick call"), std::string::npos) << answer;
+  EXPECT_NE(answer.find("it is not a quick call"), std::string::npos) << answer;
   EXPECT_EQ(QuickService::get().runs, before);
 }
 
@@ -511,7 +511,7 @@ TEST(RequestServer, WhatOnlyLooksLikeANativeCallDoesNotRun) {
   askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kNativeEcho);
   ASSERT_TRUE(world.recorder.waitForMessages(1));
   const std::string answer = world.recorder.messages()[0].header;
-  EXPECT_NE(answer.find("it is no native call"), std::string::npos) << answer;
+  EXPECT_NE(answer.find("it is not a native call"), std::string::npos) << answer;
   EXPECT_EQ(QuickService::get().runs, before);
 }
 

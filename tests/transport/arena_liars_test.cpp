@@ -125,7 +125,7 @@ TEST_F(Liar, ABufferSentTwiceCutsItOff) {
     block->where.encode(twice.data() + FrameHead::kBytes + 16 + i * ArenaDescriptor::kBytes);
   }
   client->send(twice);
-  expectCutOff("not on offer");
+  expectCutOff("a block of shared memory that was not offered");
 }
 
 TEST_F(Liar, ReservedBitsCutItOff) {
@@ -278,7 +278,7 @@ TEST_F(Liar, FewerDescriptorsThanItNamesCutItOff) {
 TEST_F(Liar, DescriptorsOutOfOrderCutItOff) {
   const UniqueFd fd = exportedMemory();
   client->sendWithFds(exportedFrame(1, {{1, 0, 100}}), {fd.get(), fd.get()});
-  expectCutOff("number 1, only 0 were named before");
+  expectCutOff("number 1, but only 0 were sent before");
 }
 
 TEST_F(Liar, ExportedMemoryThatCanShrinkCutsItOff) {

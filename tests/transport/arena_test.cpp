@@ -269,7 +269,7 @@ TEST(ArenaView, WhatIsNoBlockOnOfferIsRefused) {
   EXPECT_EQ(why([](ArenaDescriptor&) {}, ~std::uint64_t{0}), outside);
   EXPECT_EQ(why([](ArenaDescriptor& d) { d.offset += 8; }, 1),
             "a misaligned buffer in shared memory");
-  const std::string not_on_offer = "a buffer in shared memory that is not on offer";
+  const std::string not_on_offer = "a block of shared memory that was not offered";
   EXPECT_EQ(why([](ArenaDescriptor& d) { d.slot ^= 1; }, kMiB), not_on_offer);
   EXPECT_EQ(why([](ArenaDescriptor&) {}, kMiB), "lent");
 }

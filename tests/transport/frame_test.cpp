@@ -525,7 +525,7 @@ TEST(Frame, FramesAboutTheArenaHaveTheirPlaceBetweenOthers) {
     EXPECT_FALSE(reader.insideFrame());
   }
   EXPECT_EQ(firstError(wire(OutFrame::control(FrameKind::kArenaAccept), 0)).text(),
-            "an arena frame without shared memory");
+            "a frame about shared memory, which is not used here");
 }
 
 TEST(Frame, TheSenderHoldsTheSameLimits) {

@@ -240,7 +240,7 @@ TEST(Dialling, APlaceThatIsTakenIsToldFromAPeerThatIsDead) {
   expectOk(other->send(1, textMessage("not heard")));
   ASSERT_TRUE(third.waitForLosses(1));
   EXPECT_NE(
-      errors.text().find("worker 'worker0' (rank 0) is not let in: another process has its rank"),
+      errors.text().find("worker 'worker0' (rank 0) is not admitted: another process has its rank"),
       std::string::npos)
       << errors.text();
   EXPECT_EQ(third.losses()[0].reason.code(), ErrorCode::kDuplicate);

@@ -241,7 +241,7 @@ TEST_F(TlsCertificates, WhoRefusesOneWithoutCertificatesSaysSoInItsLog) {
   {
     Dialled without(with(0, Encryption::kOn), worker(1, certificates.worker(ours, "worker1")));
     EXPECT_SAYS(without.refusal(), "WEFT_TLS_CERT");
-    EXPECT_TRUE(eventually([] { return isLogged("says it is of worker 'worker0' (rank 0)"); }));
+    EXPECT_TRUE(eventually([] { return isLogged("says it is from worker 'worker0' (rank 0)"); }));
     EXPECT_TRUE(isLogged("one of the two has certificates"));
   }
   setLogSink(nullptr);

@@ -131,7 +131,7 @@ std::shared_ptr<SharedArena> ArenaSender::offer() {
   auto made = SharedArena::create(bytes, static_cast<std::uint32_t>(slots));
   if (!made.ok()) {
     log(LogLevel::kWarning,
-        "no shared memory for large buffers, they go through the socket: " + made.error().text());
+        "large buffers go through the socket, without shared memory: " + made.error().text());
     state_.store(State::kRefused);
     return nullptr;
   }

@@ -24,7 +24,7 @@ Result<std::shared_ptr<ArenaView>> ArenaView::open(const ArenaOffer& offer, cons
     return protocolError("it offers shared memory without room");
   if (offer.file_bytes > max_bytes) {
     return Error(ErrorCode::kLimitExceeded, "it offers " + std::to_string(offer.file_bytes) +
-                                                " bytes of shared memory, the limit here is " +
+                                                " bytes of shared memory, and the limit here is " +
                                                 std::to_string(max_bytes));
   }
   const Result<SealedMemory> memory = sealedMemory(fd.get(), F_SEAL_SHRINK);
@@ -37,7 +37,8 @@ Result<std::shared_ptr<ArenaView>> ArenaView::open(const ArenaOffer& offer, cons
   if (base == MAP_FAILED) return systemError("mapping a peer's shared memory", errno);
   std::shared_ptr<ArenaView> view(new ArenaView(static_cast<std::byte*>(base), offer));
   if (std::memcmp(base, offer.magic.data(), offer.magic.size()) != 0) {
-    return Error(ErrorCode::kSystem, "its shared memory does not show here what it holds there");
+    return Error(ErrorCode::kSystem,
+                 "its shared memory, mapped here, does not have the bytes that it wrote");
   }
   return view;
 }
@@ -58,7 +59,7 @@ Result<OwnedBuffer> ArenaView::lend(const ArenaDescriptor& block, std::uint64_t 
   ArenaSlot& slot = arenaSlot(base_, block.slot);
   std::uint32_t state = kSlotOffered;
   if (!slot.compare_exchange_strong(state, kSlotTaken, std::memory_order_acq_rel))
-    return protocolError("a buffer in shared memory that is not on offer");
+    return protocolError("a block of shared memory that was not offered");
   std::byte* const data = base_ + block.offset;
   std::shared_ptr<void> owner(data, [view = shared_from_this(), &slot](void*) {
     // Release: all use of the bytes is over before the sender sees this.

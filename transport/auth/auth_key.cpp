@@ -37,7 +37,7 @@ Result<AuthKey> AuthKey::fromHex(std::string_view text) {
   text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
   text = text.substr(0, text.find_last_not_of(kSpace) + 1);
   if (text.size() != 2 * kBytes) {
-    return invalidArgument("an authentication key is exactly 64 hexadecimal digits, this one has " +
+    return invalidArgument("an authentication key must be 64 hexadecimal digits, got " +
                            std::to_string(text.size()) + " characters");
   }
   AuthKey key;
@@ -45,11 +45,11 @@ Result<AuthKey> AuthKey::fromHex(std::string_view text) {
     const char* const digits = text.data() + 2 * i;
     if (std::from_chars(digits, digits + 2, key.bytes_[i], 16).ptr != digits + 2) {
       return invalidArgument(
-          "an authentication key is exactly 64 hexadecimal digits, this one has another character");
+          "an authentication key must be 64 hexadecimal digits, got another character");
     }
   }
   if (!key.valid()) {
-    return invalidArgument("an authentication key of zeros only is no secret");
+    return invalidArgument("an authentication key must not be all zeros");
   }
   return key;
 }
@@ -63,7 +63,7 @@ Result<AuthKey> AuthKey::fromFile(const std::string& path) {
                  "cannot open the " + what + " (" + errnoText(errno) + ")" + kHowToMake);
   }
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return systemError("looking at the " + what, errno);
+  if (::fstat(fd.get(), &info) != 0) return systemError("reading the status of the " + what, errno);
   if (!S_ISREG(info.st_mode)) {
     return invalidArgument("the " + what + " is not a regular file" + kHowToMake);
   }

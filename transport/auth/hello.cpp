@@ -112,9 +112,8 @@ const char* explain(RefusalCode code) noexcept {
     case RefusalCode::kGroup:
       return "it belongs to another group; check that both were started for the same job";
     case RefusalCode::kIdentity:
-      return "the ranks or names do not match: another worker answers at this address, or the two "
-             "disagree about who is who; "
-             "check for a rank or name given twice";
+      return "the ranks or names do not match: another worker answers at this address, or a rank "
+             "or name was given twice";
     case RefusalCode::kKey:
       return "the authentication keys differ; give all workers the same key file "
              "(WEFT_AUTH_KEY_FILE)";
@@ -123,15 +122,15 @@ const char* explain(RefusalCode code) noexcept {
     case RefusalCode::kMalformed:
       return "the process at this address does not speak Weft's protocol";
     case RefusalCode::kEncryption:
-      return "one of the two requires encryption, the other has it off; set WEFT_ENCRYPTION, the "
-             "key file and the certificates alike on all workers";
+      return "one of the two requires encryption, and the other has it off; set WEFT_ENCRYPTION, "
+             "the key file and the certificates alike on all workers";
     case RefusalCode::kCredentials:
-      return "one of the two has certificates, the other has not; set WEFT_TLS_CERT, WEFT_TLS_KEY "
-             "and WEFT_TLS_CA on all workers or on none";
+      return "one of the two has certificates, and the other has none; set WEFT_TLS_CERT, "
+             "WEFT_TLS_KEY and WEFT_TLS_CA on all workers or on none";
     case RefusalCode::kCertificateName:
       return "this worker's certificate (WEFT_TLS_CERT) is not for its name";
     default:
-      return "for an unknown reason";
+      return "its reason is unknown here; install the same Weft on all workers";
   }
 }
 

@@ -121,7 +121,7 @@ Error BulkPath::readFromBulk(std::span<const iovec> into, std::shared_ptr<Arriva
     early_.emplace(Early{{into.begin(), into.end()}, std::move(arrivals)});
   } else if (attempts_ != Attempts::kAllowed) {
     // The peer has taken the one that could not be made here. With a new link it sends again.
-    return {ErrorCode::kSystem, "a bulk connection that could not be made here is used"};
+    return {ErrorCode::kSystem, "it uses a bulk connection that could not be made here"};
   } else {
     return protocolError("a split message without a bulk connection");
   }

@@ -9,7 +9,7 @@ namespace weft::transport {
 namespace {
 
 Error notTaken(const std::string& thrown) {
-  return protocolError("a message of it could not be taken (" + thrown + ")");
+  return protocolError("a message from it could not be taken (" + thrown + ")");
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ Error Inbox::onFrameHead(const FrameHead& head) {
   if (head.ack <= acked_) return Error::ok();
   acked_ = head.ack;
   if (outbox_.acked(head.ack)) return Error::ok();
-  return protocolError("it acknowledges message " + std::to_string(head.ack) + ", only " +
+  return protocolError("it acknowledges message " + std::to_string(head.ack) + ", but only " +
                        std::to_string(outbox_.lastSequence()) + " were sent");
 }
 

@@ -80,7 +80,7 @@ Error SharedMemoryPath::onOffer(const ArenaOffer& offer) {
   if (problem.code() == ErrorCode::kProtocol) return problem;
   if (problem && logEnabled(LogLevel::kInfo)) {
     log(LogLevel::kInfo,
-        "large buffers of " + peer_ + " come through the socket: " + problem.text());
+        "large buffers from " + peer_ + " come through the socket: " + problem.text());
   }
   outbox_.control(problem ? FrameKind::kArenaRefuse : FrameKind::kArenaAccept);
   // Not flushed here: this runs while the link reads, and a failed write would read on.
@@ -97,7 +97,7 @@ Error SharedMemoryPath::map(const ArenaOffer& offer, const Stream::ReceivedFd& r
   if (!view.ok()) return view.error();
   view_ = std::move(view).value();
   if (logEnabled(LogLevel::kDebug))
-    log(LogLevel::kDebug, "large buffers of " + peer_ + " come through its shared memory");
+    log(LogLevel::kDebug, "large buffers from " + peer_ + " come through its shared memory");
   return Error::ok();
 }
 
@@ -136,12 +136,13 @@ Result<OwnedBuffer> SharedMemoryPath::exportedBuffer(const ArenaDescriptor& plac
     exported_files_.push_back(std::move(file).value());
   } else if (place.slot > exported_files_.size()) {
     return protocolError("a buffer in exported memory number " + std::to_string(place.slot) +
-                         ", only " + std::to_string(exported_files_.size()) + " were named before");
+                         ", but only " + std::to_string(exported_files_.size()) +
+                         " were sent before");
   }
   if (const std::size_t mapped = mapped_->load(); mapped >= options_.max_peer_mappings) {
-    return Error(ErrorCode::kSystem, std::to_string(mapped) +
-                                         " buffers of its exported memory are in use here, as many "
-                                         "as may be");
+    return Error(ErrorCode::kSystem,
+                 std::to_string(mapped) +
+                     " buffers of its exported memory are in use here, which is the limit");
   }
   Result<std::shared_ptr<ExportedBlock>> block =
       ExportedBlock::open(exported_files_[place.slot], place.offset, size);

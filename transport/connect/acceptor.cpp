@@ -175,7 +175,7 @@ void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
 // strangers must not fill the log.
 void Acceptor::warnOnce(const Hello& hello, const std::string& why) {
   if (std::exchange(warned_, true)) return;
-  log(LogLevel::kWarning, "refused a connection that says it is of " +
+  log(LogLevel::kWarning, "refused a connection that says it is from " +
                               describePeer(hello.name, hello.rank) + ": " + why);
 }
 

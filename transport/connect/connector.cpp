@@ -125,7 +125,7 @@ void Connector::onConnected() {
   });
   if (!thrown) return;
   handshake_.reset();
-  nextCandidate("it could not be dialled here (" + *thrown + ")");
+  nextCandidate("no connection could be started here (" + *thrown + ")");
 }
 
 void Connector::onHandshake(HandshakeOutcome outcome) {
@@ -169,9 +169,10 @@ void Connector::onHandshake(HandshakeOutcome outcome) {
 void Connector::onRefused(RefusalCode code, std::uint16_t peer_version) {
   if (code == RefusalCode::kDuplicate) {
     duplicate_ = true;
-    last_problem_ = candidates_[next_].text +
-                    ": it has a connection of a worker of this rank, or is making one itself that "
-                    "did not arrive";
+    last_problem_ =
+        candidates_[next_].text +
+        ": it has a connection with a worker of this rank already, or its own connection "
+        "did not arrive";
     return backOff();
   }
   if (code == RefusalCode::kDisplaced) {

@@ -23,7 +23,7 @@ namespace weft::transport {
 
 // For the log of a worker whose rank and name another process has.
 inline constexpr const char* kWhoCanTakeARank =
-    "Anyone who holds the group's key can do so; if nobody should have, find out who did";
+    "Any process with the group's key can do that: look for one that was started under this rank";
 
 class Connector {
  public:

@@ -42,7 +42,7 @@ Error BufferTable::addEntry(std::uint64_t entry) {
   const std::uint64_t size = entry & kBufferLengthMask;
   const std::uint64_t place = entry & ~kBufferLengthMask;
   if (place != 0 && place != kBufferInArena && place != kBufferExported)
-    return protocolError("a buffer is in an unknown kind of place");
+    return protocolError("a buffer has an unknown kind of place");
   if (size > announced_ - sum_)
     return protocolError("the buffers are longer than their frame announces");
   sum_ += size;

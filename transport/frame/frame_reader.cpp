@@ -137,7 +137,7 @@ Result<FrameReader::Step> FrameReader::readHeader() {
 Result<FrameReader::Step> FrameReader::announce() {
   if (head_.kind != FrameKind::kData) {
     if (handlers_.shared_memory == nullptr)
-      return protocolError("an arena frame without shared memory");
+      return protocolError("a frame about shared memory, which is not used here");
     if (Error error = handlers_.shared_memory->onArenaFrame(head_.kind, header_)) return error;
     state_ = State::kHead;
     return Step::kGoOn;

@@ -13,9 +13,9 @@ constexpr std::string_view kScheme = "weft1";
 constexpr std::size_t kMaxUnixName = 100;  // sun_path has 108
 
 Error badAddress(std::string_view text, const char* why) {
-  return invalidArgument(
-      "'" + std::string(text.substr(0, 80)) + "' is not the address of a Weft endpoint (" + why +
-      "); peers must run the same Weft and pass on Endpoint::address() unchanged");
+  return invalidArgument("'" + std::string(text.substr(0, 80)) +
+                         "' is not the address of a Weft endpoint (" + why +
+                         "); check that both run the same Weft");
 }
 
 bool parseHostPort(std::string_view text, Address& address) {
@@ -47,7 +47,7 @@ std::string formatAddress(const Address& address) {
 }
 
 Result<Address> parseAddress(std::string_view text) {
-  if (text.size() > Address::kMaxText) return badAddress(text, "too long");
+  if (text.size() > Address::kMaxText) return badAddress(text, "it is too long");
   for (const char c : text) {
     if (c < ' ' || c > '~') return badAddress("…", "it has unprintable characters");
   }

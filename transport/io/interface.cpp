@@ -145,7 +145,7 @@ Result<ListenChoice> chooseListenAddress(const std::string& master_host,
   if (host.empty()) {
     std::array<char, 256> name{};
     if (::gethostname(name.data(), name.size() - 1) != 0)
-      return systemError("asking for the name of this host", errno);
+      return systemError("reading the name of this host", errno);
     host = name.data();
   }
   const Route route = routeTo(host);
@@ -172,9 +172,9 @@ Result<ListenChoice> chooseListenAddress(const std::string& master_host,
     return ListenChoice{address, "the name of this host, '" + host + "', cannot be resolved (" +
                                      route.problem + "); listening on " + address + remedy};
   }
-  return Error(ErrorCode::kConnectFailed, "cannot find the way to the master '" + master_host +
+  return Error(ErrorCode::kConnectFailed, "cannot find a route to the master '" + master_host +
                                               "' (" + route.problem +
-                                              "); check its name and the network, or name the "
+                                              "); check MASTER_ADDR and the network, or name the "
                                               "interface to listen on (WEFT_SOCKET_IFNAME)");
 }
 

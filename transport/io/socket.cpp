@@ -160,7 +160,7 @@ Result<uid_t> peerUser(int fd) {
   ucred other{};
   socklen_t length = sizeof(other);
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &length) != 0)
-    return systemError("asking who is at the other end", errno);
+    return systemError("reading the user at the other end of the socket", errno);
   return other.uid;
 }
 

@@ -136,9 +136,9 @@ Result<std::shared_ptr<ExportedBlock>> ExportedBlock::open(
   Registry& all = Registry::get();
   std::unique_ptr<ExportedBlock> block = all.reuse(file->memory, offset, size);
   if (block == nullptr && all.count.load() >= Registry::kMostMappings) {
-    return Error(ErrorCode::kSystem, std::to_string(all.count.load()) +
-                                         " blocks of exported memory are mapped here, as many as "
-                                         "may be");
+    return Error(ErrorCode::kSystem,
+                 std::to_string(all.count.load()) +
+                     " blocks of exported memory are mapped here, which is the limit");
   }
   if (block == nullptr) {
     const std::uint64_t first = pageOf(offset);

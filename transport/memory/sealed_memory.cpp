@@ -18,7 +18,7 @@ Result<UniqueFd> makeMemory(const char* name, std::uint64_t bytes, int seals) {
   // Beyond this limit growing a file raises a signal that ends the process.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
-    return systemError("making shared memory within the limit on file sizes", EFBIG);
+    return systemError("making shared memory within the limit on file sizes (ulimit -f)", EFBIG);
   }
   UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return systemError("memfd_create for shared memory", errno);
@@ -58,13 +58,12 @@ Result<SealedMemory> sealedMemory(int fd, int seals) {
   if ((::fcntl(fd, F_GETFL) & O_ACCMODE) == O_WRONLY)
     return protocolError("the shared memory it offers cannot be read");
   struct stat status {};
-  if (::fstat(fd, &status) != 0) return systemError("asking for the size of shared memory", errno);
+  if (::fstat(fd, &status) != 0) return systemError("reading the size of shared memory", errno);
   // Pages of other file systems may be missing when they are touched.
   struct statfs system {};
-  if (::fstatfs(fd, &system) != 0)
-    return systemError("asking for the kind of shared memory", errno);
+  if (::fstatfs(fd, &system) != 0) return systemError("reading the kind of shared memory", errno);
   if (system.f_type != TMPFS_MAGIC) {
-    return protocolError("what it offers as shared memory is a file");
+    return protocolError("what it offers as shared memory is a file of another kind");
   }
   return SealedMemory{static_cast<std::uint64_t>(status.st_size),
                       static_cast<std::uint64_t>(status.st_dev),

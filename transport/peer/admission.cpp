@@ -93,7 +93,7 @@ void Admission::connectPending(const std::shared_ptr<Peer>& peer) {
   if (who.hello.name != peer->name()) {
     log(LogLevel::kWarning, describePeer(who.hello.name, who.hello.rank) + " connected, but rank " +
                                 std::to_string(peer->rank()) + " is '" + peer->name() +
-                                "' here; cut off");
+                                "' here; it is cut off");
     return;
   }
   if (peer->mayAdopt()) peer->adopt(std::move(who.stream), who.hello, who.claim);
@@ -106,7 +106,7 @@ void Admission::tick(EventLoop::Clock::time_point now) {
     if (!keep) {
       log(LogLevel::kWarning, describePeer(pending.who.hello.name, pending.who.hello.rank) +
                                   " connected, but was not added here within " +
-                                  seconds(context_.options.connect_timeout) + "; cut off");
+                                  seconds(context_.options.connect_timeout) + "; it is cut off");
     } else if (now - pending.heartbeat_at >= context_.options.heartbeat_interval) {
       pending.heartbeat_at = now;
       keep = sendHeartbeat(pending);

@@ -37,8 +37,9 @@ constexpr milliseconds kRemoveLinger{2000};
 
 Error checkName(const std::string& name) {
   if (name.empty() || name.size() > Hello::kMaxName || name.find('\0') != std::string::npos) {
-    return invalidArgument("a worker's name has 1 to 128 bytes, none of them zero; this one has " +
-                           std::to_string(name.size()));
+    return invalidArgument(
+        "a worker's name must have 1 to 128 bytes, none of them zero; this one has " +
+        std::to_string(name.size()));
   }
   return Error::ok();
 }
@@ -46,24 +47,24 @@ Error checkName(const std::string& name) {
 Error checkOptions(const EndpointOptions& options) {
   if (Error error = checkName(options.name)) return error;
   if (options.rank < 0)
-    return invalidArgument("a rank is 0 or more, this one is " + std::to_string(options.rank));
+    return invalidArgument("rank must not be negative, got " + std::to_string(options.rank));
   if (!options.key.valid())
     return invalidArgument(
         "an endpoint needs an authentication key (AuthKey::random() or a key file)");
   if (!options.tcp && !options.unix_socket)
-    return invalidArgument("an endpoint needs TCP or Unix sockets, both are switched off");
+    return invalidArgument("an endpoint needs TCP or Unix sockets, and both are switched off");
   const milliseconds zero(0);
   if (options.handshake_timeout <= zero || options.connect_timeout <= zero ||
       options.heartbeat_interval <= zero || options.peer_timeout <= zero ||
       options.reconnect_timeout < zero) {
     return invalidArgument(
-        "timeouts and the heartbeat interval must be more than 0 ms (reconnect_timeout may be 0)");
+        "timeouts and heartbeat_interval must be positive (reconnect_timeout may be 0)");
   }
   if (options.peer_timeout < 2 * options.heartbeat_interval) {
     return invalidArgument("peer_timeout (" + seconds(options.peer_timeout) +
                            ") must be at least twice heartbeat_interval (" +
                            seconds(options.heartbeat_interval) +
-                           "), else healthy peers would be lost");
+                           "): a peer must not be declared lost for one heartbeat that came late");
   }
   return Error::ok();
 }
@@ -77,7 +78,7 @@ Result<std::shared_ptr<const TlsContext>> openTls(const EndpointOptions& options
   if (!tls.ok() || tls.value()->isFor(options.name)) return tls;
   return invalidArgument("the certificate of WEFT_TLS_CERT, '" + options.certificates.certificate +
                          "', is not for this worker's name, '" + options.name +
-                         "'; it must be among its DNS names, or be its common name");
+                         "'; the name must be among its DNS names, or be its common name");
 }
 
 class EndpointImpl final : public Endpoint {
@@ -226,7 +227,7 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
 Error EndpointImpl::addPeer(const PeerInfo& info) {
   if (Error error = checkName(info.name)) return error;
   const std::string who = describePeer(info.name, info.rank);
-  if (info.rank < 0) return invalidArgument("a rank is 0 or more: " + who);
+  if (info.rank < 0) return invalidArgument("rank must not be negative: " + who);
   if (info.rank == self_.rank) {
     return invalidArgument("rank " + std::to_string(info.rank) + " is this worker itself, '" +
                            self_.name + "'; it cannot be its own peer");
@@ -285,7 +286,7 @@ Error EndpointImpl::send(std::int32_t to, Message message, milliseconds wait) {
                            " is this worker itself; the transport does not send to itself");
   }
   return {ErrorCode::kUnknownPeer, "no worker of rank " + std::to_string(to) +
-                                       " is known here; it has not joined, or was removed"};
+                                       " is known here: it has not joined, or was removed"};
 }
 
 void EndpointImpl::runAfter(milliseconds delay, std::function<void()> task) {

@@ -187,7 +187,7 @@ RefusalCode Peer::admitAnotherLife(const Hello& hello, const SessionClaim& their
   if (state() == PeerState::kConnected && silence < 3 * context_.options.heartbeat_interval) {
     if (std::exchange(warned_of_, hello.incarnation) != hello.incarnation) {
       log(LogLevel::kWarning, "another process says that it is " + describe() +
-                                  ", which lives; it is refused as long as that one does");
+                                  ", which is alive; it is refused as long as that one is");
     }
     return RefusalCode::kDuplicate;
   }
@@ -313,7 +313,7 @@ void Peer::notifyClosed() {
 template <typename Call>
 void Peer::tell(Call call) {
   if (const auto thrown = thrownBy(call))
-    log(LogLevel::kError, "telling of the end of " + describe() + " failed (" + *thrown + ")");
+    log(LogLevel::kError, "a handler of the end of " + describe() + " threw: " + *thrown);
 }
 
 }  // namespace weft::transport

@@ -40,7 +40,9 @@ inline Error notReconnected(const std::string& who, const std::string& how,
 // The peer lives, but has another process of this worker's rank.
 inline Error displaced(const std::string& who) {
   return {ErrorCode::kAuthFailed,
-          who + " is lost: another process has taken this worker's rank and name there"};
+          who +
+              " is lost: another process has taken this worker's rank and name there; end this "
+              "process, or start it under another rank"};
 }
 
 inline Error silent(const std::string& who, std::chrono::nanoseconds silence,
@@ -48,13 +50,13 @@ inline Error silent(const std::string& who, std::chrono::nanoseconds silence,
   return {ErrorCode::kPeerLost,
           who + " is lost: it sent nothing for " + seconds(silence) +
               ", not even a heartbeat (one is due every " + seconds(heartbeat_interval) +
-              "); its process is stopped or starved, or the network to its host is down"};
+              "); its process is stopped or gets no CPU time, or the network to its host is down"};
 }
 
 // Another incarnation of the peer has connected.
 inline Error restarted(const std::string& who) {
   return {ErrorCode::kPeerLost,
-          who + " is lost: it was started again. What refers to its former life fails"};
+          who + " is lost: it was started again. What refers to its former process fails"};
 }
 
 // The peer has no session with this process any more.
@@ -67,8 +69,8 @@ inline Error lostSession(const std::string& who) {
 
 inline Error badClaim(const std::string& who, std::uint64_t received, std::uint64_t sent) {
   return {ErrorCode::kProtocol, who + " is cut off: it claims to have received message " +
-                                    std::to_string(received) + ", only " + std::to_string(sent) +
-                                    " were sent"};
+                                    std::to_string(received) + ", but only " +
+                                    std::to_string(sent) + " were sent"};
 }
 
 // This process threw an exception, mostly for lack of memory. The two may meet again.

@@ -51,8 +51,8 @@ Error PeerSession::judge(const Connector::Outcome& outcome) {
   }
   if (outcome.error.code() == ErrorCode::kDuplicate) {
     log(LogLevel::kError, describePeer(context_.self.name, context_.self.rank) +
-                              " is not let in: another process has its rank and name at " +
-                              describe() + ", and lives. " + kWhoCanTakeARank);
+                              " is not admitted: another process has its rank and name at " +
+                              describe() + ", and is alive. " + kWhoCanTakeARank);
   }
   if (outcome.error && !met()) return peer_errors::unreachable(describe(), outcome.error);
   if (outcome.error)

@@ -80,7 +80,7 @@ void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
   });
   if (!thrown) return;
   log(LogLevel::kError,
-      "meeting " + describePeer(lost->name(), rank) + " again failed (" + *thrown + ")");
+      "connecting to " + describePeer(lost->name(), rank) + " again failed (" + *thrown + ")");
   begin(rank);
 }
 

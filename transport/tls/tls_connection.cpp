@@ -118,7 +118,7 @@ TlsConnection::Step TlsConnection::handshake() {
   if (why == SSL_ERROR_NONE) {
     ::OPENSSL_cleanse(key_.data(), key_.size());
     if (!context_->certificates() && ::SSL_session_reused(ssl_) != 1) {
-      problem_ = {ErrorCode::kAuthFailed, "TLS did not use the group's key"};
+      problem_ = {ErrorCode::kAuthFailed, "the TLS session does not use the group's key"};
       return Step::kFailed;
     }
     ::SSL_set_msg_callback(ssl_, &Callbacks::onMessage);
@@ -190,7 +190,7 @@ int TlsConnection::read(std::byte* into, std::size_t room, std::size_t& count) {
   const int why = read == 1 ? SSL_ERROR_NONE : ::SSL_get_error(ssl_, read);
   bio_.setWrites(true);
   if (controls_ > kMostControls) {
-    problem_ = {ErrorCode::kConnectFailed, "more messages of TLS itself than anybody needs"};
+    problem_ = {ErrorCode::kConnectFailed, "too many TLS messages without data"};
     return EBADMSG;
   }
   if (why == SSL_ERROR_NONE) {

@@ -60,7 +60,7 @@ def _load() -> str | None:
     except ImportError as error:
         return (
             f"Weft's C++ part could not be loaded ({error}). In a checkout, run `./dev build` and "
-            "start Python through `./dev shell -- python …`; a wheel, install again."
+            "start Python through `./dev shell -- python …`; otherwise, install Weft again."
         )
     return None
 

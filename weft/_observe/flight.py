@@ -165,7 +165,7 @@ class _Dumper(threading.Thread):
             found = _failures()
             if found > failures:
                 failures = found
-                self._dump("something has failed")
+                self._dump("an operation has failed")
                 self._begun = self._count(1)
             elif self._asked:
                 self._asked = False

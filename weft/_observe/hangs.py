@@ -84,7 +84,7 @@ class _Watcher(threading.Thread):
             alike.setdefault(self._key(one), []).append(one)
         lines = []
         for each in alike.values():
-            more = f" (and {len(each) - 1} more such {each[0].kind}s)" if len(each) > 1 else ""
+            more = f" (and {len(each) - 1} more of these)" if len(each) > 1 else ""
             answers = _answers(each[0]) if _asks_by_rpc() else self._through_store(each[0])
             lines.append(f"{each[0]}{more}{answers}")
         return lines

@@ -114,13 +114,17 @@ def _arm(chosen: int | None, limit: float) -> int:
     if not number:
         return 0
     if _is_taken(number) and not _is_ours(number):
-        raise RuntimeError(f"signal {number} is the program's; choose another by {_VARIABLE}, or 0")
+        raise RuntimeError(
+            f"the program handles signal {number}; choose another by {_VARIABLE}, or 0 for none"
+        )
     file = os.memfd_create("weft-stacks", os.MFD_CLOEXEC)
     try:
         faulthandler.register(number, file=file, all_threads=True)
     except (OSError, RuntimeError) as error:
         os.close(file)
-        raise RuntimeError(f"{error}; choose another signal by {_VARIABLE}, or 0") from None
+        raise RuntimeError(
+            f"{error}; choose another signal by {_VARIABLE}, or 0 for none"
+        ) from None
     # It is faulthandler's from here on, and stays open.
     _C._arm_stacks(number, file, threading.main_thread().ident, limit)
     return number

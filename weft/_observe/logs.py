@@ -15,6 +15,7 @@ import torch
 
 from weft import _C
 from weft._observe.threads import started
+from weft._torch import current
 from weft._version import __version__
 
 logger = logging.getLogger("weft")
@@ -65,13 +66,13 @@ def announce_group(name: str, rank: int, size: int, path: str) -> None:
     """Says what a process group runs, once its ranks have met."""
     _C._log(
         _INFO,
-        f"process group '{name}': rank {rank} of {size} has joined, collectives by {path}: "
+        f"{current.group_text(name)}: rank {rank} of {size} has joined, collectives by {path}: "
         f"{_runs(os.environ.get('WEFT_AUTH_KEY_FILE', ''))}",
     )
 
 
 def _runs(key_file: str) -> str:
-    key = "of a file" if key_file else "shared through the Store"
+    key = "from a file" if key_file else "shared through the Store"
     return (
         f"weft {__version__}, torch {torch.__version__}, key {key}, "
         f"encryption {os.environ.get('WEFT_ENCRYPTION') or 'auto'}, "

@@ -41,11 +41,13 @@ class Waiting:
         limit = f", its timeout is {self.timeout:g} s" if self.timeout else ", without a timeout"
         since = f"for {self.seconds:.0f} s{limit}"
         if self.kind == "call":
-            return f"a {self.what} call waits for worker '{self.whom}' {since}"
+            call = "a call" if self.what == "other" else f"a {self.what} call"
+            return f"{call} waits for worker '{self.whom}' {since}"
+        group = current.group_text(self.whom)
         if self.kind == "message":
             rank = f"rank {self.ranks[0]}" if self.ranks else "any rank"
-            return f"{self.what} of group '{self.whom}' waits for {rank} {since}"
-        return f"{self.what}, collective {self.number} of group '{self.whom}', runs {since}{self._awaited()}"
+            return f"{self.what} of {group} waits for {rank} {since}"
+        return f"{self.what}, collective {self.number} of {group}, runs {since}{self._awaited()}"
 
     def _awaited(self) -> str:
         if not self.ranks:

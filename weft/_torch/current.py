@@ -36,6 +36,11 @@ def named_backends() -> list[tuple[str, Any]]:
     return list(found.values())
 
 
+def group_text(name: str) -> str:
+    """How log lines name a process group, as in C++; torch calls the default one "0"."""
+    return "the default process group" if name == "0" else f"process group '{name}'"
+
+
 def store_connection() -> Any:
     """A connection of its own to the Store that this process's ranks or workers met in; None: none.
 

@@ -49,7 +49,7 @@ class PickleLimits:
         held = isinstance(value, _HELD)
         most = _MAX_DEPTH if isinstance(value, (tuple, frozenset)) else _MAX_FREED_DEPTH
         if held and depth >= most:
-            raise refused(f"and a {type(value).__qualname__} may be nested {most} deep")
+            raise refused(f"and a {type(value).__qualname__} may be nested at most {most} deep")
         if weight:
             weight = min(weight, _MAX_KEY_TUPLES) + 1
             self._nested[id(value)] = (value, depth + 1 if held else 0, weight)
@@ -58,7 +58,7 @@ class PickleLimits:
         """Raises if a value that is about to be hashed holds too many tuples."""
         for key in keys:
             if id(key) in self._nested and self._nested[id(key)][2] > _MAX_KEY_TUPLES:
-                raise refused(f"and a key may hold {_MAX_KEY_TUPLES} tuples")
+                raise refused(f"and a key may hold at most {_MAX_KEY_TUPLES} tuples")
 
     def count_copies(self, values: Iterable[Any]) -> None:
         """Counts copies of these values; raises if the pickle has had too much copied."""

@@ -112,7 +112,7 @@ def check_maker(cls: type, args: tuple[Any, ...]) -> None:
     if isinstance(cls.__new__, types.BuiltinFunctionType):
         check = next((check for bases, check in _MAKERS if issubclass(cls, bases)), None)
         if check is not None and not check(*args):
-            raise refused(f"and a pickle may not make a {name_of(cls)} so")
+            raise refused(f"and a pickle may not make a {name_of(cls)} of these arguments")
 
 
 def check_member(cls: type[enum.Enum], args: tuple[Any, ...]) -> None:
@@ -130,14 +130,16 @@ def check_member(cls: type[enum.Enum], args: tuple[Any, ...]) -> None:
 def check_call(function: Any, args: Any) -> None:
     """Raises unless a pickle may call this function with these arguments while it is read."""
     if type(args) is not tuple:
-        raise refused("and arguments are a tuple")
+        raise refused("and arguments must be a tuple")
     if isinstance(function, type) and is_registered(function):
         return
     check = _CALLS.get(id(function))
     if check is None and isinstance(function, type) and issubclass(function, Exception):
         check = _is_small
     if check is None or not check(*args):
-        raise refused(f"and a pickle may call registered classes, not {name_of(function)} so")
+        raise refused(
+            f"and a pickle may call only registered classes, not {name_of(function)} with these arguments"
+        )
 
 
 def is_fresh(made: Any, cls: Any) -> bool:
@@ -161,10 +163,10 @@ def check_request(value: Any) -> None:
         if type(value.msg) is not str or not (
             isinstance(kind, type) and issubclass(kind, Exception)
         ):
-            raise refused("and a RemoteException has a text and a type of exception")
+            raise refused("and a RemoteException must have a text and a type of exception")
     elif all(hasattr(value, name) for name in internal.PythonUDF._fields):
         # torch looks for these three attributes, not for the class.
         if not is_registered(value.func):
             raise refused(f"and {name_of(value.func)} was not given to weft.register_function")
         if type(value.args) not in (tuple, list) or type(value.kwargs) is not dict:
-            raise refused("and a request has a tuple and a dict of arguments")
+            raise refused("and a request must have a tuple and a dict of arguments")

@@ -40,7 +40,7 @@ _HASHED = (dict, set, frozenset)
 
 class _Opcodes(dict[int, Callable[..., None]]):
     def __missing__(self, opcode: int) -> Any:
-        raise refused(f"and opcode {bytes([opcode])!r} is not of pickles of torch's RPC")
+        raise refused(f"and torch's RPC writes no opcode {bytes([opcode])!r}")
 
 
 class RestrictedUnpickler(pickle._Unpickler):
@@ -147,7 +147,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         if not (named or (isinstance(cls, type) and is_registered(cls))):
             raise refused(f"and a pickle may not make {name_of(cls)}: it is not registered")
         if type(args) is not tuple or type(kwargs) is not dict:
-            raise refused("and arguments are a tuple and a dict")
+            raise refused("and arguments must be a tuple and a dict")
         parts = (*args, *kwargs.values())
         if not named:
             self._check_args(cls, parts)

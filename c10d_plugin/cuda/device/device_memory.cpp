@@ -33,10 +33,9 @@ DeviceMemory::DeviceMemory(c10::DeviceIndex device, std::size_t bytes)
   const cudaError_t error = cudaMalloc(&data_, bytes);
   if (error == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
-  TORCH_CHECK(false, "weft: the process group gets no ", bytes,
-              " bytes on cuda:", static_cast<int>(device),
-              " for its staging buffer: ", cudaGetErrorString(error),
-              "; ProcessGroupOptions(staging_bytes=…) makes it smaller");
+  TORCH_CHECK(false, "weft: the process group cannot have a staging buffer of ", bytes,
+              " bytes on cuda:", static_cast<int>(device), ": ", cudaGetErrorString(error),
+              "; weft.ProcessGroupOptions(staging_bytes=…) makes it smaller");
 }
 
 DeviceMemory::DeviceMemory(c10::DeviceIndex device, std::size_t bytes,

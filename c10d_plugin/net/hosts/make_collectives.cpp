@@ -41,8 +41,8 @@ Made joinShared(const transport::AuthKey& key, KeyValue& store, const HostLayout
   if (!problem.ok()) return problem.error();
   if (problem.value().empty()) return joined;
   transport::log(transport::LogLevel::kWarning,
-                 "process group: no shared memory between the ranks of this host, messages "
-                 "instead (" +
+                 "process group: the ranks of this host use messages instead of shared memory "
+                 "(" +
                      problem.value() + ")");
   return std::unique_ptr<Collectives>();
 }

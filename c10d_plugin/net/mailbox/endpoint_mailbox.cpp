@@ -38,7 +38,7 @@ Result<std::unique_ptr<EndpointMailbox>> EndpointMailbox::join(const MailboxOpti
                                                                KeyValue& store, Deadline deadline) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(options.rank) +
-                                                  " is out of range for a group of " +
+                                                  " is out of range for a process group of size " +
                                                   std::to_string(options.size));
   }
   std::unique_ptr<EndpointMailbox> mailbox(new EndpointMailbox(options.rank, options.size));

@@ -77,7 +77,7 @@ bool MailSender::cancel(Mailbox::Ticket ticket, const Error& why) {
                ticket,
                static_cast<std::uint64_t>(why.code()),
                {},
-               "rank " + std::to_string(state_.rank) + " took its message back: " + why.text()});
+               "rank " + std::to_string(state_.rank) + " cancelled its send: " + why.text()});
   return true;
 }
 

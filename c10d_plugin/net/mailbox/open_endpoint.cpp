@@ -57,7 +57,8 @@ Result<MailboxAddress> parseRecord(const std::string& text, int other, int rank,
   if (record.text("key_check") != key_check) {
     return Error(ErrorCode::kAuthFailed,
                  "rank " + std::to_string(rank) + " and " + who +
-                     " hold different keys; give all ranks the same file (WEFT_AUTH_KEY_FILE)");
+                     " have different keys in their key files; give all ranks the same file "
+                     "(WEFT_AUTH_KEY_FILE)");
   }
   return MailboxAddress{record.text("name"), record.text("address"), parsed.value().host,
                         record.text("shares_memory") == "1"};

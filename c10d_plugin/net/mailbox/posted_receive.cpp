@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "transport/base/peer_name.h"
+
 namespace weft::collectives {
 
 using transport::Error;
@@ -9,7 +11,7 @@ using transport::ErrorCode;
 
 void PostedReceive::deliver(int sender, std::uint64_t size, const Label& sent) const {
   if (fits(size, sent)) return complete(Error::ok(), sender, size, sent);
-  std::string text = "rank " + std::to_string(sender) + " sent " + std::to_string(size) + " bytes";
+  std::string text = "rank " + std::to_string(sender) + " sent " + transport::bytesText(size);
   if (into.size != size) {
     text += " where " + std::to_string(into.size) +
             " were expected; both sides must name the same size";

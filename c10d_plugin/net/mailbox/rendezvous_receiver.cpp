@@ -57,8 +57,9 @@ void RendezvousReceiver::clearToSend(int from, const MailHeader& announced, Post
       fitting && state_.peer(from).cleared.try_emplace(announced.id, std::move(receive)).second;
   lock.unlock();
   if (fitting && !cleared) {  // no sender of ours gives two messages one number
-    const Error why(ErrorCode::kProtocol, "rank " + std::to_string(from) +
-                                              " is cut off: it announces two messages as one");
+    const Error why(
+        ErrorCode::kProtocol,
+        "rank " + std::to_string(from) + " is cut off: it announces two messages under one number");
     state_.endpoint->losePeer(from, why);
     return receive.complete(why, from, 0, {});
   }

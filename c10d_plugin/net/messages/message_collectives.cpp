@@ -89,7 +89,8 @@ Error MessageCollectives::allGather(const Call& call, ConstBytes in, std::span<c
   const auto own = static_cast<std::size_t>(rank_);
   if (out.size() != members_.size()) return unequal("all_gather: outputs", out.size(), size());
   if (out[own].size() != in.size())
-    return unequal("all_gather: bytes of the own output", out[own].size(), in.size());
+    return unequal("all_gather: bytes of the output for this rank's own input", out[own].size(),
+                   in.size());
   RequestSet requests = begin(call, Operation::kAllGather);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);
@@ -135,7 +136,8 @@ Error MessageCollectives::allToAll(const Call& call, std::span<const ConstBytes>
     return unequal("all_to_all: inputs or outputs", std::min(in.size(), out.size()), size());
   const auto own = static_cast<std::size_t>(rank_);
   if (in[own].size() != out[own].size())
-    return unequal("all_to_all: bytes of the own output", out[own].size(), in[own].size());
+    return unequal("all_to_all: bytes of the output for this rank's own input", out[own].size(),
+                   in[own].size());
   RequestSet requests = begin(call, Operation::kAllToAll);
   for (int k = 1; k < size(); ++k)
     requests.receive(before(rank_, k), 0, out[static_cast<std::size_t>(before(rank_, k))]);

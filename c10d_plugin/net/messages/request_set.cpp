@@ -102,10 +102,9 @@ bool RequestSet::wait(Part* part) {
   } else if (ended == transport::Waited::kLate) {
     const auto waited = std::chrono::steady_clock::now() - started_;
     if (!error_)
-      error_ = {ErrorCode::kTimeout,
-                fingerprint_.describe() + " timed out after " + transport::seconds(waited) +
-                    " on rank " + std::to_string(mailbox_.rank()) + ", waiting for " + missing() +
-                    "; they did not come, or are slower than the timeout allows"};
+      error_ = {ErrorCode::kTimeout, missing() + " did not come to " + fingerprint_.describe() +
+                                         " in time; rank " + std::to_string(mailbox_.rank()) +
+                                         " waited " + transport::seconds(waited)};
     failed_.store(true);
   }
   return !failed_.load();

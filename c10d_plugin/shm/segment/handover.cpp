@@ -106,7 +106,8 @@ Result<int> giveMemory(UniqueFd fd, const Segment& segment, const AuthKey& secre
   if (Error error = readAll(socket, question, deadline)) return error;
   const Digest due = proofOf(secret, "member", question.rank, question.nonce);
   if (!transport::sameDigest(question.proof, due)) {
-    return Error(ErrorCode::kAuthFailed, "a process without the group's secret wants its memory");
+    return Error(ErrorCode::kAuthFailed,
+                 "a process without the group's secret asked for its shared memory");
   }
   if (question.rank <= 0 || question.rank >= size) {
     return Error(ErrorCode::kProtocol, "a process says it is rank " +
@@ -134,7 +135,8 @@ Result<GivenMemory> takeMemory(UniqueFd fd, const AuthKey& secret, int rank, Dea
   SocketStream::ReceivedFd memory = socket.takeFd();
   const Digest due = proofOf(secret, "memory", rank, question.nonce);
   if (!transport::sameDigest(answer.proof, due) || !memory.fd.valid())
-    return Error(ErrorCode::kAuthFailed, "what listens for the group is not its rank 0");
+    return Error(ErrorCode::kAuthFailed,
+                 "the process that listens at the group's socket is not its rank 0");
   return GivenMemory{answer.magic, std::move(memory.fd)};
 }
 

@@ -80,7 +80,7 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
   while (!missing.empty()) {
     if (Clock::now() >= deadline) {
       return {ErrorCode::kTimeout, "Timed out: " + ranksAsText(missing) +
-                                       " did not come for the group's shared memory" +
+                                       " did not join the group's shared memory" +
                                        (last_problem.empty() ? "" : " (" + last_problem + ")")};
     }
     if (!awaitReadable(hosting.listener.get(), std::min(deadline, Clock::now() + kPoll))) {

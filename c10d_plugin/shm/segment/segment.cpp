@@ -131,9 +131,10 @@ Error Segment::enter(int rank) {
   if (!token.ok()) return token.error();
   struct flock lock = lockOf(rank);
   if (::fcntl(fd_.get(), F_SETLK, &lock) != 0) {
-    return {ErrorCode::kSystem,
-            "rank " + std::to_string(rank) + " cannot show that it lives (fcntl F_SETLK): " +
-                transport::errnoText(errno) + "; is another process this rank?"};
+    return {ErrorCode::kSystem, "rank " + std::to_string(rank) +
+                                    " cannot lock its place in the group's shared memory (" +
+                                    transport::errnoText(errno) +
+                                    "); another process may have this rank"};
   }
   Control& own = control(rank);
   own.process = token.value();

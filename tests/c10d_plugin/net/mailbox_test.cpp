@@ -256,7 +256,7 @@ TEST_P(Mailboxes, AMessageThatIsTakenBackDoesNotArrive) {
       const OwnedBuffer into = bufferOf(kSize);
       Error error = await(receiving(*box, 0, 4, into)).error;
       if (error) {
-        EXPECT_TRUE(names(error, "rank 0 took its message back: too late"));
+        EXPECT_TRUE(names(error, "rank 0 cancelled its send: too late"));
         error = await(receiving(*box, 0, 4, into)).error;
       }
       expectOk(error);
@@ -295,7 +295,7 @@ TEST_P(Mailboxes, AReceiveEndsWithTheMessageThatIsTakenBack) {
         if (box->cancel(ticket, {ErrorCode::kTimeout, "too late"})) continue;
         const Mailbox::Received what = await(std::move(first));
         if (what.error) {
-          EXPECT_TRUE(names(what.error, "rank 0 took its message back: too late"));
+          EXPECT_TRUE(names(what.error, "rank 0 cancelled its send: too late"));
         } else {
           EXPECT_TRUE(equal(into, bufferOf(kSize, 1)));
         }

@@ -130,7 +130,7 @@ TEST(MessageCollectives, AnOwnPartOfAnotherSizeInAnAllToAllIsAnError) {
     out[static_cast<std::size_t>(rank)] = room;
     const Error error = collectives.allToAll(callOf(0), std::vector<ConstBytes>(2, data), out);
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
-    EXPECT_TRUE(names(error, "own output: 16 where 8 are needed")) << error.text();
+    EXPECT_TRUE(names(error, "own input: 16 where 8 are needed")) << error.text();
     EXPECT_FALSE(collectives.barrier(callOf(1)));  // nothing has been sent
     meet(store, rank, 2, "end");
   });
@@ -191,7 +191,7 @@ TEST(MessageCollectives, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
       std::vector<std::byte> data(400);
       const Error error = collectives.allReduce(callOf(0, milliseconds(2000)), data);
       EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.text();
-      EXPECT_TRUE(names(error, "waiting for rank 1")) << error.text();
+      EXPECT_TRUE(names(error, "rank 1 did not come to all_reduce")) << error.text();
       EXPECT_TRUE(collectives.barrier(callOf(1)));
     }
     meet(store, rank, 3, "end");

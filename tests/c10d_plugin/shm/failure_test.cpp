@@ -278,7 +278,7 @@ TEST(Failures, DifferencesAreNamedAndHarmNothing) {
     const std::vector<Bytes> pieces = {into.first(4), into.subspan(4, odd ? 8 : 4),
                                        into.subspan(16, 4)};
     expect(group.allGather(call(), all.first(4), pieces),
-           "rank 0 says that rank 1's part has 4 bytes, rank 2 says 8");
+           "rank 0 says that rank 1's part has 4 bytes, and rank 2 says 8");
     const std::vector<Bytes> three = {into.first(4), into.subspan(4, 4), into.subspan(8, 4)};
     expect(group.gather(call(), all.first(odd ? 8 : 4), odd ? std::vector<Bytes>() : three, 0),
            "rank 2 has 8 bytes for rank 0, which expects 4");
@@ -324,7 +324,7 @@ TEST(Joining, NamesARankThatDoesNotCome) {
   auto joined = ShmCollectives::join({}, store, 0, 2, in(milliseconds(300)));
   ASSERT_FALSE(joined.ok());
   EXPECT_EQ(joined.error().code(), ErrorCode::kTimeout);
-  EXPECT_TRUE(contains(joined.error().text(), "rank 1 did not come"));
+  EXPECT_TRUE(contains(joined.error().text(), "rank 1 did not join"));
 }
 
 TEST(Joining, EndsWhereRankZeroIsNotHere) {

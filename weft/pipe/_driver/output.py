@@ -51,7 +51,7 @@ class ForwardGraph:
         """Runs the stages' backward as part of the backward that runs on this thread."""
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "create_graph=True goes not through a Pipe with a schedule: its graph is at workers"
+                "create_graph=True does not work through a Pipe with a schedule: its graph is on workers"
             )
         if self._run is None:
             raise RuntimeError(

@@ -158,7 +158,9 @@ class StateAtWorkers(LayersElsewhere):
     ) -> None:
         """Called by ``load_state_dict`` of this Pipe or of a module that holds it."""
         if local_metadata.get("assign_to_params_buffers", False):
-            raise NotImplementedError("a Pipe with a schedule copies a state: no assign=True")
+            raise NotImplementedError(
+                "assign=True does not work with a Pipe with a schedule, which copies the state"
+            )
         own = {
             key.removeprefix(prefix): value
             for key, value in state_dict.items()

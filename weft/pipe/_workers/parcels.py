@@ -60,9 +60,9 @@ def _check_visible(value: Any, tensors: list[Tensor]) -> None:
     if any(one.requires_grad and id(one) not in seen for one in tensors):
         kinds = {type(leaf).__name__ for leaf in leaves(value) if not isinstance(leaf, Tensor)}
         raise TypeError(
-            f"a value between stages has tensors that want gradients inside of {', '.join(sorted(kinds))}: "
-            "give them in tuples, lists or dictionaries, or register the class with "
-            "torch.utils._pytree.register_pytree_node at all workers"
+            f"a value between stages has tensors that require gradients inside "
+            f"{', '.join(sorted(kinds))}: give them in tuples, lists or dictionaries, or register "
+            "the class with torch.utils._pytree.register_pytree_node at all workers"
         )
 
 

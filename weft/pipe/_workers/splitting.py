@@ -47,7 +47,7 @@ def refuse_gradients(values: Any, why: str) -> None:
     values = values if isinstance(values, tuple) else (values,)
     found = leaves([one.tensor if isinstance(one, NoChunk) else one for one in values])
     if any(wants_gradient(one) for one in found):
-        raise ValueError(f"{why}: detach what wants a gradient")
+        raise ValueError(f"{why}: detach what requires a gradient")
 
 
 def wanting_gradients(micro_batches: list[Any]) -> list[Tensor]:
