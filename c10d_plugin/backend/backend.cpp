@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "c10d_plugin/backend/point_to_point.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/p2p/point_to_point.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {

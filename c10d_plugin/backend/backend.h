@@ -24,8 +24,8 @@
 #include "c10d_plugin/backend/child_groups.h"
 #include "c10d_plugin/backend/communicator.h"
 #include "c10d_plugin/backend/delegates.h"
-#include "c10d_plugin/backend/waiting_messages.h"
 #include "c10d_plugin/engine/running_op.h"
+#include "c10d_plugin/p2p/waiting_messages.h"
 #include "transport/base/api.h"
 
 namespace weft::process_group {
