@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/wire/wire_reader.h"
 #include "rpc_backend/wire/wire_writer.h"
 #include "tests/rpc_backend/agent_world.h"
