@@ -7,7 +7,7 @@
 
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/codec/shared_tensor.h"
-#include "rpc_backend/core/env.h"
+#include "rpc_backend/options/env.h"
 #include "rpc_backend/serve/callback/script_service.h"
 
 namespace py = pybind11;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/torch_ids.h"
 
 namespace weft::rpc {

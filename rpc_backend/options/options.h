@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rpc_backend/core/device_maps.h"
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/options/request_policy.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {
