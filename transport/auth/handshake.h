@@ -92,8 +92,6 @@ class Handshake {
   // What only the two ends of the TLS connection know; or why the peer is not who its hello says.
   void secured(const Digest& channel_binding);
   void notSecured(RefusalCode problem);
-  // When kDone: all that follows is encrypted.
-  bool encrypted() const noexcept { return encrypted_; }
 
   // How many bytes it wants next; 0 when it is no longer running, or wants TLS. Never more than the
   // rest of a fixed-size message.
