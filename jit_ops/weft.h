@@ -15,7 +15,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

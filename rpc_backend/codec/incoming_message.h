@@ -15,7 +15,6 @@
 #include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/devices/device_arrivals.h"
-#include "rpc_backend/options/device_maps.h"
 #include "rpc_backend/wire/wire.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"

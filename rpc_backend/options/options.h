@@ -2,10 +2,8 @@
 // subclass of this; C++ programs fill it in directly. Plain data, no thread rules.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "rpc_backend/options/device_maps.h"

@@ -12,12 +12,9 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "rpc_backend/context/worker_pool.h"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/wire/rref_wire.h"
 
 namespace weft::rpc::torch_rrefs {
 

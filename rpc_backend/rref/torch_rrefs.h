@@ -6,7 +6,6 @@
 
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>

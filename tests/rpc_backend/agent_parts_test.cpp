@@ -8,7 +8,6 @@
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <algorithm>
 #include <atomic>
 #include <future>
 #include <set>

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/rpc/script_call.h>
 
 #include <atomic>
+#include <cstring>
 
 #include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/wire/wire_reader.h"

@@ -1,6 +1,5 @@
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 

@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <stdexcept>
-#include <string>
 
 namespace weft::rpc {
 
