@@ -15,7 +15,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,7 +26,7 @@
 #include "jit_ops/serve/batched.h"
 #include "jit_ops/serve/published.h"
 #include "jit_ops/serve/servable.h"
-#include "rpc_backend/core/options.h"
+#include "rpc_backend/options/options.h"
 #include "transport/base/api.h"
 
 namespace weft {

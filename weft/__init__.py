@@ -26,22 +26,13 @@ from weft._torch import registration as _registration
 from weft._torch.process_group import ProcessGroupOptions
 from weft._torch.request_policy import register_function, registered_functions
 from weft._version import __version__
+from weft.calling import call, call_async, call_remote, wait_published
 from weft.data_parallel import ddp_hook
 from weft.deadlines import cancelled, deadline
 from weft.errors import RemoteError
 from weft.memory import empty, empty_like, snapshot
 from weft.options import RpcBackendOptions
-from weft.publishing import (
-    Batch,
-    PublishedInfo,
-    call,
-    call_async,
-    call_remote,
-    publish,
-    published,
-    unpublish,
-    wait_published,
-)
+from weft.publishing import Batch, PublishedInfo, publish, published, unpublish
 from weft.remote_module import RemoteModule
 from weft.rpc import init_rpc, wait_all_workers
 from weft.rref import RRefId, RRefInfo, rref_report

@@ -1,4 +1,4 @@
-"""The environment variables that Weft reads; the table itself is in rpc_backend/core/env.cpp."""
+"""The environment variables that Weft reads; the table itself is in rpc_backend/options/env.cpp."""
 
 from __future__ import annotations
 

@@ -3,14 +3,11 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <algorithm>
 #include <utility>
 
-#include "c10d_plugin/backend/point_to_point.h"
-#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/p2p/point_to_point.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {
@@ -21,10 +18,13 @@ using std::chrono::milliseconds;
 WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                          c10::intrusive_ptr<Options> options)
     : c10d::Backend(rank, size),
-      store_(std::move(store)),
       options_(std::move(options)),
       timeout_ms_(options_->timeout.count()),
-      comm_({c10::Device(c10::DeviceType::CPU), store_, rank, size, options_->timeout,
+      children_({store, rank, size, options_->global_ranks_in_group},
+                [this](const ChildGroups::Ranks& ranks, const ChildGroups::OptionsPtr& opts) {
+                  return child(ranks, opts);
+                }),
+      comm_({c10::Device(c10::DeviceType::CPU), std::move(store), rank, size, options_->timeout,
              options_->group_name, options_->global_ranks_in_group},
             options_->interface, options_->make_delegate) {
   init();
@@ -166,65 +166,32 @@ uint64_t WeftBackend::getSequenceNumberForGroup() {
   return comm_.engine().recorder().calls() + comm_.delegates().sequenceNumbers();
 }
 
-c10::intrusive_ptr<c10d::Backend> WeftBackend::child(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
-    std::vector<std::uint64_t> global_ranks) {
+c10::intrusive_ptr<c10d::Backend> WeftBackend::child(const ChildGroups::Ranks& ranks,
+                                                     const ChildGroups::OptionsPtr& opts) const {
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : timeoutOr(milliseconds(0)));
   options->interface = options_->interface;
   options->make_delegate = options_->make_delegate;
   if (opts) options->group_name = opts->group_name;
-  options->global_ranks_in_group = std::move(global_ranks);
-  return c10::make_intrusive<WeftBackend>(store, rank, size, std::move(options));
+  options->global_ranks_in_group = ranks.global;
+  return c10::make_intrusive<WeftBackend>(ranks.store, ranks.rank, ranks.size, std::move(options));
 }
 
-// Without a name of their own, groups of the same ranks share a part of torch's Store. Each has an
-// epoch of its own there (store/epoch.h), so it does not matter how often each rank has tried.
 c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  const auto here = std::find(ranks.begin(), ranks.end(), rank_);
-  if (here == ranks.end()) return nullptr;
-  const std::string name =
-      "split " + (opts ? opts->group_name : "") + collectives::ranksAsText(ranks);
-  // Not those of `opts`, which torch makes of this group's own.
-  const std::vector<std::uint64_t>& own = options_->global_ranks_in_group;
-  std::vector<std::uint64_t> global_ranks;
-  for (const int rank : ranks) {
-    const auto at = static_cast<std::size_t>(rank);
-    global_ranks.push_back(at < own.size() ? own[at] : at);
-  }
-  return children_.findOrMake(name, store, [&] {
-    return child(store, static_cast<int>(here - ranks.begin()), static_cast<int>(ranks.size()),
-                 opts, std::move(global_ranks));
-  });
+  return children_.split(store, ranks, opts);
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  const std::string name = "merge " + (opts ? opts->group_name : "");
-  return children_.findOrMake(name, store, [&] {
-    return child(store, rank, size, opts,
-                 opts ? opts->global_ranks_in_group : std::vector<std::uint64_t>());
-  });
+  return children_.merge(store, opts, rank, size);
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
     const std::vector<int64_t>& excluded, int /*flags*/,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  std::vector<int> stay;
-  std::string name = "weft_without";
-  for (int rank = 0; rank < size_; ++rank) {
-    if (std::find(excluded.begin(), excluded.end(), rank) == excluded.end()) {
-      stay.push_back(rank);
-    } else {
-      name += "_" + std::to_string(rank);
-    }
-  }
-  TORCH_CHECK(std::find(stay.begin(), stay.end(), rank_) != stay.end(), "weft: rank ", rank_,
-              " is excluded and cannot be in the smaller group");
-  return split(c10::make_intrusive<c10d::PrefixStore>(name + "/", store_), stay, opts);
+  return children_.shrink(excluded, opts);
 }
 
 void WeftBackend::abort() { comm_.abort(); }

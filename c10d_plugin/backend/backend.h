@@ -24,8 +24,8 @@
 #include "c10d_plugin/backend/child_groups.h"
 #include "c10d_plugin/backend/communicator.h"
 #include "c10d_plugin/backend/delegates.h"
-#include "c10d_plugin/backend/waiting_messages.h"
 #include "c10d_plugin/engine/running_op.h"
+#include "c10d_plugin/p2p/waiting_messages.h"
 #include "transport/base/api.h"
 
 namespace weft::process_group {
@@ -151,13 +151,9 @@ class WEFT_API WeftBackend : public c10d::Backend {
   // Sends or receives, as `type` says. `peer`: the other rank, or kAnyRank.
   WorkPtr startMessage(c10d::OpType type, const char* title, const at::Tensor& tensor, int peer,
                        int tag);
-  // A backend whose ranks meet through `store`. `global_ranks`: of its ranks.
-  c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                          int size,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
-                                          std::vector<std::uint64_t> global_ranks);
+  c10::intrusive_ptr<c10d::Backend> child(const ChildGroups::Ranks& ranks,
+                                          const ChildGroups::OptionsPtr& opts) const;
 
-  c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
   ChildGroups children_;

@@ -1,4 +1,5 @@
-// ChildGroups: finds or makes the backends of the groups that a group splits off or merges into.
+// ChildGroups: the groups that a group splits off or merges into: their names, their ranks, and
+// their backends, which it finds or makes.
 //
 // torch calls split() and merge() once for each device of the new group, with one Store object, and
 // all devices get one backend. So the last backend of each name is found again by its Store;
@@ -6,17 +7,20 @@
 //
 // Threads: any. While one thread makes a backend, which waits for the other ranks, others of the
 // same name wait for it; those of other names do not. Ownership: keeps neither the Store nor the
-// backend alive. Failure: throws what `make` throws, and keeps nothing then.
+// backend of a child alive. Failure: throws what `Make` throws, and keeps nothing then.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace weft::process_group {
 
@@ -24,12 +28,30 @@ class ChildGroups {
  public:
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
+  using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
+  // The ranks of a group, which meet through `store`.
+  struct Ranks {
+    StorePtr store;
+    int rank = 0;
+    int size = 0;
+    std::vector<std::uint64_t> global;  // of its ranks; may be empty
+  };
+  // Makes a backend of those ranks; without options, with the parent's.
+  using Make = std::function<BackendPtr(const Ranks& ranks, const OptionsPtr& opts)>;
 
+  // `own`: the parent's.
+  ChildGroups(Ranks own, Make make) : own_(std::move(own)), make_(std::move(make)) {}
+
+  // As c10d::Backend's.
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks, const OptionsPtr& opts);
+  BackendPtr merge(const StorePtr& store, const OptionsPtr& opts, int rank, int size);
+  BackendPtr shrink(const std::vector<std::int64_t>& excluded, const OptionsPtr& opts);
+
+ private:
   // The last one of that name if it was made for this Store and still is, else what `make` returns.
   BackendPtr findOrMake(const std::string& name, const StorePtr& store,
                         const std::function<BackendPtr()>& make);
 
- private:
   struct Made {
     c10::weak_intrusive_ptr<c10d::Store> store;
     c10::weak_intrusive_ptr<c10d::Backend> backend;
@@ -39,6 +61,8 @@ class ChildGroups {
     std::optional<Made> last;
   };
 
+  const Ranks own_;
+  const Make make_;
   std::mutex mutex_;                       // guards the map, not what is in it
   std::map<std::string, Child> children_;  // by name
 };

@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "c10d_plugin/backend/point_to_point.h"
 #include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/join/make_group.h"
 #include "c10d_plugin/join/store_key_value.h"
+#include "c10d_plugin/p2p/point_to_point.h"
 #include "c10d_plugin/store/epoch.h"
 #include "transport/base/log.h"
 #include "transport/base/thrown.h"

@@ -4,7 +4,6 @@
 // Threads: any thread may call; registration once, before the first group asks.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "c10d_plugin/backend/delegates.h"

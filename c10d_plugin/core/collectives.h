@@ -21,7 +21,6 @@
 #include <cstring>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "transport/base/buffer.h"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "c10d_plugin/cuda/device/device_memory.h"
+#include "c10d_plugin/cuda/device/flat_call.h"
 #include "c10d_plugin/cuda/device/handles.h"
 
 namespace weft::process_group {

@@ -14,10 +14,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
 
 #include "c10d_plugin/cuda/device/device_queue.h"
-#include "c10d_plugin/cuda/device/flat_call.h"
 #include "c10d_plugin/cuda/device/meeting.h"
 
 namespace weft::process_group {

@@ -4,7 +4,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <algorithm>
 #include <string>
 
 #include "c10d_plugin/backend/shared_devices.h"

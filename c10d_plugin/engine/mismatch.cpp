@@ -1,6 +1,5 @@
 #include "c10d_plugin/engine/mismatch.h"
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <map>

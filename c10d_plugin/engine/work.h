@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "c10d_plugin/engine/op_recorder.h"

@@ -1,7 +1,6 @@
 // Data that are in all ranks' heaps: each rank reduces its own part where it is in all of them,
 // and writes the result to where it is wanted. One meeting before, one after.
 #include <algorithm>
-#include <cstring>
 
 #include "c10d_plugin/shm/reduction.h"
 #include "transport/memory/fast_memcpy.h"

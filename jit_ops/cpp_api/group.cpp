@@ -17,7 +17,7 @@
 #include "jit_ops/weft.h"
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 
 namespace weft {
 

@@ -1,4 +1,5 @@
-// What jit_ops shows to Python: publishing and calling. weft/publishing.py is the skin over it.
+// What jit_ops shows to Python: publishing and calling. weft/publishing.py and weft/calling.py are
+// the skin over it.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -7,7 +7,7 @@
 #include "jit_ops/serve/published.h"
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/result_names.h"
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 
 namespace weft::ops {
 

@@ -27,7 +27,6 @@
 #include "pipe/cell/mini_batch_context.h"
 #include "pipe/cell/output_sample.h"
 #include "pipe/schedule/schedule.h"
-#include "third_party/torch/torch_compat.h"
 
 namespace weft::pipe {
 

@@ -1,7 +1,6 @@
 #include "pipe/cell/pipeline_context.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <string>
 

@@ -16,7 +16,6 @@
 #include <c10/core/Stream.h>
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 namespace weft::pipe {

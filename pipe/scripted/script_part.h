@@ -12,7 +12,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "pipe/scripted/script_optimizer.h"
 #include "pipe/scripted/script_state.h"

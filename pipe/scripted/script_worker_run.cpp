@@ -30,25 +30,6 @@ std::shared_ptr<Arrivals> mustFindArrivals(const std::string& pipeline) {
 
 }  // namespace
 
-const char* nameOf(WorkerTask::Kind kind) {
-  switch (kind) {
-    case Kind::kForward:
-      return "forward";
-    case Kind::kBackward:
-      return "backward";
-    case Kind::kWeights:
-      return "weights";
-  }
-  return "";
-}
-
-WorkerTask::Kind kindNamed(const std::string& name) {
-  for (const auto kind : {Kind::kForward, Kind::kBackward, Kind::kWeights}) {
-    if (name == nameOf(kind)) return kind;
-  }
-  TORCH_CHECK(false, "there is no task of this kind: ", name);
-}
-
 ScriptWorkerRun::ScriptWorkerRun(WorkerPart part, WorkerJob job, PythonValues* python)
     : part_(std::move(part)),
       job_(std::move(job)),
@@ -59,7 +40,7 @@ ScriptWorkerRun::ScriptWorkerRun(WorkerPart part, WorkerJob job, PythonValues* p
       splits_(part_.places.size()),
       number_(nextMiniBatchNumber()),
       loss_(at::zeros({})) {
-  check();
+  checkJob(part_, job_);
   for (const auto& [number, layers] : part_.stages)
     stages_.try_emplace(number, layers, python_);
   for (const WorkerTask& task : job_.tasks) {
@@ -69,30 +50,6 @@ ScriptWorkerRun::ScriptWorkerRun(WorkerPart part, WorkerJob job, PythonValues* p
     record->mini_batch = job_.mini_batch;
     records_.push_back(std::move(record));
   }
-}
-
-void ScriptWorkerRun::check() const {
-  const auto count = static_cast<std::int64_t>(job_.recompute.size());
-  for (const auto& [number, layers] : part_.stages) {
-    TORCH_CHECK(number >= 0 && number <= last_, "the Pipe has no stage ", number);
-    const auto& workers = part_.places[static_cast<std::size_t>(number)];
-    TORCH_CHECK(workers.size() == 1 && workers[0] == part_.worker, "stage ", number,
-                " of the Pipe is not on worker '", part_.worker, "' alone");
-  }
-  for (const auto& workers : part_.places)
-    TORCH_CHECK(!workers.empty(), "a stage of the Pipe has no worker");
-  for (const WorkerTask& task : job_.tasks) {
-    TORCH_CHECK(part_.stages.contains(task.stage), "worker '", part_.worker, "' is to run stage ",
-                task.stage, " of the Pipe, which it does not have");
-    TORCH_CHECK(task.micro_batch >= 0 && task.micro_batch < count, "the mini-batch has ", count,
-                " micro-batches, and a task is of number ", task.micro_batch);
-    TORCH_CHECK(job_.trains || task.kind == Kind::kForward, "a forward alone has no other tasks");
-  }
-  if (!job_.trains || !part_.stages.contains(last_)) return;
-  TORCH_CHECK(job_.criterion.has_value(), "the last stage has no loss");
-  TORCH_CHECK(
-      job_.targets.size() == job_.recompute.size() && job_.weights.size() == job_.recompute.size(),
-      "there are not as many targets and weights as micro-batches");
 }
 
 void ScriptWorkerRun::give(std::int64_t micro_batch, StageArguments arguments) {

@@ -11,7 +11,6 @@
 // Ctrl-C raised.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,54 +21,16 @@
 #include <vector>
 
 #include "pipe/scripted/script_worker_stage.h"
+#include "pipe/scripted/worker_job.h"
 #include "pipe/workers/arrivals.h"
 #include "pipe/workers/deliveries.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {
 
-struct WorkerTask {
-  enum class Kind : std::uint8_t { kForward, kBackward, kWeights };
-  Kind kind = Kind::kForward;
-  std::int64_t stage = 0;
-  std::int64_t micro_batch = 0;
-};
-WEFT_API const char* nameOf(WorkerTask::Kind kind);            // "forward", "backward", "weights"
-WEFT_API WorkerTask::Kind kindNamed(const std::string& name);  // throws c10::Error for others
-
-// When a task ran: nanoseconds of CLOCK_MONOTONIC, 0 for not yet. Any thread may read it.
-struct TaskRecord {
-  WorkerTask task;
-  std::int64_t mini_batch = 0;
-  std::atomic<std::int64_t> created{0};
-  std::atomic<std::int64_t> started{0};  // its input was here
-  std::atomic<std::int64_t> ended{0};
-};
-
 // The mini-batch was given up elsewhere, or the driver is lost.
 struct WEFT_API Abandoned : std::runtime_error {
   using std::runtime_error::runtime_error;
-};
-
-// A worker's part of a pipeline.
-struct WorkerPart {
-  std::string pipeline;
-  std::string worker;  // this one
-  std::string driver;
-  // The workers of each stage of the pipeline; replicas take the micro-batches in turn.
-  std::vector<std::vector<std::string>> places;
-  std::map<std::int64_t, std::vector<torch::jit::Module>> stages;  // the stages here
-};
-
-struct WorkerJob {
-  std::int64_t mini_batch = 0;
-  std::vector<WorkerTask> tasks;
-  std::vector<bool> recompute;  // for each micro-batch
-  bool trains = false;          // false: it has only forwards
-  // At the worker of the last stage, in training; a weight for each micro-batch.
-  std::optional<torch::jit::Module> criterion;
-  Values targets;
-  std::vector<double> weights;
 };
 
 class WEFT_API ScriptWorkerRun {
@@ -96,7 +57,6 @@ class WEFT_API ScriptWorkerRun {
  private:
   using Place = std::pair<std::int64_t, std::int64_t>;  // stage, micro-batch
 
-  void check() const;
   void runTask(TaskRecord& record);
   // What the task needs of another worker; nothing if it needs nothing.
   std::optional<Parcel> take(const WorkerTask& task, TaskRecord& record);

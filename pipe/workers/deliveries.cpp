@@ -9,8 +9,8 @@
 
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/serve/quick_call.h"
-#include "rpc_backend/serve/script_service.h"
 
 namespace weft::pipe {
 

@@ -9,6 +9,8 @@
 
 #include <unordered_set>
 
+#include "rpc_backend/core/private_member.h"
+
 namespace weft::pipe {
 
 namespace {
@@ -18,20 +20,8 @@ using torch::distributed::autograd::DistAutogradContainer;
 using torch::distributed::autograd::DistAutogradContext;
 using torch::distributed::rpc::RpcAgent;
 
-// An explicit instantiation may name private members ([temp.explicit]); the friend that it defines
-// returns the pointer to the member.
-struct Accumulate {
-  friend auto member(Accumulate);
-};
-struct RunningTask {
-  friend auto member(RunningTask);
-};
-template <typename Tag, auto Member>
-struct Expose {
-  friend auto member(Tag) { return Member; }
-};
-template struct Expose<Accumulate, &DistAutogradContext::accumulateGrad>;
-template struct Expose<RunningTask, &DistAutogradContext::graphTask_>;
+WEFT_PRIVATE_MEMBER(Accumulate, &DistAutogradContext::accumulateGrad);
+WEFT_PRIVATE_MEMBER(RunningTask, &DistAutogradContext::graphTask_);
 
 // Gradients are shared with those that go to the stage before: never taken over.
 constexpr std::size_t kNeverSteal = 0;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "rpc_backend/core/options.h"
+#include "rpc_backend/options/options.h"
 #include "rpc_backend/rref/rref_lifecycle.h"
 
 namespace weft::rpc {

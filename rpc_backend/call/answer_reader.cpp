@@ -9,7 +9,7 @@
 
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/trace/call_recorder.h"
 #include "rpc_backend/trace/called_function.h"
 #include "transport/base/thrown.h"

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <exception>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/request_policy.h"
 
 namespace weft::rpc {
 

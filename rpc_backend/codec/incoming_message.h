@@ -14,7 +14,6 @@
 
 #include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/core/call_context.h"
-#include "rpc_backend/core/device_maps.h"
 #include "rpc_backend/devices/device_arrivals.h"
 #include "rpc_backend/wire/wire.h"
 #include "transport/base/buffer.h"

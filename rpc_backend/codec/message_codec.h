@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/wire/wire.h"
 #include "transport/base/buffer.h"
 

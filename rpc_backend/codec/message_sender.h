@@ -6,7 +6,6 @@
 // throw c10::Error. In both cases device memory that the message was to lend is taken back.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>

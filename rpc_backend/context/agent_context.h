@@ -10,8 +10,8 @@
 
 #include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/metrics.h"
-#include "rpc_backend/core/options.h"
 #include "rpc_backend/core/own_process.h"
+#include "rpc_backend/options/options.h"
 
 namespace weft::rpc {
 

@@ -10,7 +10,6 @@
 #include <c10/cuda/CUDAEvent.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/options/device_maps.h"
 
 namespace weft::rpc {
 

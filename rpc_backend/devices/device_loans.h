@@ -6,7 +6,6 @@
 // held then, and the loop thread may not do it.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>

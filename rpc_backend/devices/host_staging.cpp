@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <exception>
 #include <string>
-#include <utility>
 
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/devices/device_copy.h"

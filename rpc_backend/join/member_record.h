@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/options/device_maps.h"
 
 namespace weft::rpc {
 

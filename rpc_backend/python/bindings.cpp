@@ -7,8 +7,8 @@
 
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/codec/shared_tensor.h"
-#include "rpc_backend/core/env.h"
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/options/env.h"
+#include "rpc_backend/serve/callback/script_service.h"
 
 namespace py = pybind11;
 

@@ -18,7 +18,7 @@
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
-#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/callback/builtin_call.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
 

@@ -13,8 +13,8 @@
 
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/python/held_stacks.h"
+#include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/serve/quick_call.h"
-#include "rpc_backend/serve/script_service.h"
 
 namespace py = pybind11;
 

@@ -9,7 +9,6 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <exception>
-#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>

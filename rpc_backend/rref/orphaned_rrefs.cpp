@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
-#include "rpc_backend/core/request_policy.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/options/request_policy.h"
+#include "rpc_backend/rref/torch_ids.h"
 
 namespace weft::rpc {
 

@@ -12,46 +12,25 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
+#include "rpc_backend/rref/rref_report.h"
 #include "rpc_backend/rref/rref_table.h"
 #include "rpc_backend/rref/torch_rrefs.h"
 
 namespace weft::rpc {
 
-// A Python value, as only a Python process can describe it.
-struct RRefValue {
-  std::string type;
-  std::uint64_t bytes = 0;  // of the tensors in it
-};
-
-// A value owned here, or a reference held here to a value elsewhere.
-struct RRefRow {
-  RRefKey id;
-  bool owned = false;
-  std::string type;
-  Rank owner = -1;
-  std::vector<Rank> holders;           // of a value owned here, one per fork, ordered; -1: unknown
-  std::optional<double> age;           // seconds since Weft saw it first; nothing when it did not
-  std::optional<std::uint64_t> bytes;  // of a value owned here, when it is ready
-};
-
 // What only a Python process can do with Python values. Any thread, no GIL held.
 struct RRefHooks {
   // Releases a value, with the GIL. Without this hook a Python value is never released.
-  std::function<void(torch_rrefs::RRefPtr)> drop = [](torch_rrefs::RRefPtr rref) {
-    (void)rref.release();
-  };
-  std::function<RRefValue(const c10::IValue&)> describe;
+  DropRRef drop = [](torch_rrefs::RRefPtr rref) { (void)rref.release(); };
+  DescribeValue describe;
 };
 
 class RRefLifecycle : private ForkTable {
@@ -106,8 +85,7 @@ class RRefLifecycle : private ForkTable {
   // may confirm what is not among them; null: it is not back.
   void settleUsersOf(Rank owner, const OrphanedRRefs* orphans);
 
-  // The rows of weft.rref_report(): owned values first, then by id. Any thread, no GIL held. It
-  // looks into each value for its size, so it is no more for a hot path than printing the value.
+  // The rows of weft.rref_report() (rref_report.h). Any thread, no GIL held.
   std::vector<RRefRow> report() const;
   RRefTable::Counts counts() const { return table_.counts(); }
 

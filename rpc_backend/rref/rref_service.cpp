@@ -5,6 +5,8 @@
 #include <stdexcept>
 
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/rref/autograd_contexts.h"
+#include "rpc_backend/rref/torch_ids.h"
 #include "transport/base/parse_number.h"
 #include "transport/base/peer_name.h"
 
@@ -72,7 +74,7 @@ void RRefService::onPeerLost(worker_id_t peer) {
 
 void RRefService::cleanUpAfter(worker_id_t peer) {
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
-    auto contexts = torch_rrefs::contextsOf(peer);
+    auto contexts = autograd_contexts::begunBy(peer);
     // If the peer is back by now, some of the contexts may be its new life's.
     if (!group_.lossOf(peer)) contexts.clear();
     {
@@ -98,9 +100,9 @@ void RRefService::cleanUp(worker_id_t peer) {
   // It may go on with them after an outage; nobody does after its death. Calls that it had sent may
   // have made some meanwhile.
   if (!back) {
-    torch_rrefs::releaseContexts(torch_rrefs::contextsOf(peer));
+    autograd_contexts::release(autograd_contexts::begunBy(peer));
   } else if (!group_.losses().lastOutage(peer)) {
-    torch_rrefs::releaseContexts(contexts);
+    autograd_contexts::release(contexts);
   }
   // One that is back says itself what does not come.
   if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
@@ -160,17 +162,17 @@ void RRefService::onFetch(const RRefKey& value) {
 }
 
 void RRefService::onContextUsed(worker_id_t from, std::int64_t context) {
-  if (torch_rrefs::creatorOf(context) == from || beganContext(context)) return;
+  if (autograd_contexts::creatorOf(context) == from || beganContext(context)) return;
   const std::lock_guard lock(mutex_);
   brought_[from].insert(context);
 }
 
 bool RRefService::beganContext(std::int64_t context) const {
-  return torch_rrefs::creatorOf(context) == context_.rank;
+  return autograd_contexts::creatorOf(context) == context_.rank;
 }
 
 bool RRefService::mayEndContext(worker_id_t from, std::int64_t context) {
-  if (torch_rrefs::creatorOf(context) == from) return true;
+  if (autograd_contexts::creatorOf(context) == from) return true;
   const std::lock_guard lock(mutex_);
   const auto found = brought_.find(from);
   return found != brought_.end() && found->second.erase(context) > 0;

@@ -1,108 +1,29 @@
 #include "rpc_backend/rref/torch_rrefs.h"
 
-#include <c10/util/Exception.h>
-#include <pthread.h>
-#include <torch/csrc/distributed/autograd/context/container.h>
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
 
-#include <array>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <mutex>
-#include <new>
-#include <optional>
 #include <utility>
 
-#include "rpc_backend/core/log.h"
-#include "transport/base/os/secure_random.h"
+#include "rpc_backend/core/private_member.h"
 
 namespace weft::rpc::torch_rrefs {
 
 namespace {
 
-using torch::distributed::autograd::DistAutogradContainer;
 using torch::distributed::rpc::OwnerRRef;
 using torch::distributed::rpc::RPCErrorType;
 using torch::distributed::rpc::RRefContext;
 
-// An explicit instantiation may name private members ([temp.explicit]); the friend that it defines
-// returns the pointer to the member.
-struct Mutex {
-  friend auto member(Mutex);
-};
-struct DestroyedMutex {
-  friend auto member(DestroyedMutex);
-};
-struct Destroyed {
-  friend auto member(Destroyed);
-};
-struct Agent {
-  friend auto member(Agent);
-};
-struct Owners {
-  friend auto member(Owners);
-};
-struct Forks {
-  friend auto member(Forks);
-};
-struct PendingOwners {
-  friend auto member(PendingOwners);
-};
-struct PendingUsers {
-  friend auto member(PendingUsers);
-};
-struct ConfirmedUsers {
-  friend auto member(ConfirmedUsers);
-};
-struct PendingChildren {
-  friend auto member(PendingChildren);
-};
-struct NextLocalId {
-  friend auto member(NextLocalId);
-};
-struct Creation {
-  friend auto member(Creation);
-};
-struct SetFailed {
-  friend auto member(SetFailed);
-};
-struct NextContext {
-  friend auto member(NextContext);
-};
-struct NextMessage {
-  friend auto member(NextMessage);
-};
-struct Contexts {
-  friend auto member(Contexts);
-};
-struct CurrentAgent {
-  friend auto member(CurrentAgent);
-};
-
-template <typename Tag, auto Member>
-struct Expose {
-  friend auto member(Tag) { return Member; }
-};
-
-template struct Expose<Mutex, &RRefContext::mutex_>;
-template struct Expose<DestroyedMutex, &RRefContext::destroyedMutex_>;
-template struct Expose<Destroyed, &RRefContext::destroyed_>;
-template struct Expose<Agent, &RRefContext::agent_>;
-template struct Expose<Owners, &RRefContext::owners_>;
-template struct Expose<Forks, &RRefContext::forks_>;
-template struct Expose<PendingOwners, &RRefContext::pendingOwners_>;
-template struct Expose<PendingUsers, &RRefContext::pendingUsers_>;
-template struct Expose<ConfirmedUsers, &RRefContext::confirmedUsers_>;
-template struct Expose<PendingChildren, &RRefContext::pendingChildren_>;
-template struct Expose<NextLocalId, &RRefContext::nextLocalId_>;
-template struct Expose<Creation, &RRef::ownerCreationFuture_>;
-template struct Expose<SetFailed, &RRef::setTimedOut>;
-template struct Expose<NextContext, &DistAutogradContainer::next_context_id_>;
-template struct Expose<NextMessage, &DistAutogradContainer::next_autograd_message_id_>;
-template struct Expose<Contexts, &DistAutogradContainer::autograd_contexts_>;
-template struct Expose<CurrentAgent, &RpcAgent::currentRpcAgent_>;
+WEFT_PRIVATE_MEMBER(Mutex, &RRefContext::mutex_);
+WEFT_PRIVATE_MEMBER(Owners, &RRefContext::owners_);
+WEFT_PRIVATE_MEMBER(Forks, &RRefContext::forks_);
+WEFT_PRIVATE_MEMBER(PendingOwners, &RRefContext::pendingOwners_);
+WEFT_PRIVATE_MEMBER(PendingUsers, &RRefContext::pendingUsers_);
+WEFT_PRIVATE_MEMBER(ConfirmedUsers, &RRefContext::confirmedUsers_);
+WEFT_PRIVATE_MEMBER(PendingChildren, &RRefContext::pendingChildren_);
+WEFT_PRIVATE_MEMBER(Creation, &RRef::ownerCreationFuture_);
+WEFT_PRIVATE_MEMBER(SetFailed, &RRef::setTimedOut);
 
 template <typename Tag>
 auto& of(RRefContext& context, Tag tag) {
@@ -111,90 +32,7 @@ auto& of(RRefContext& context, Tag tag) {
 
 RRefContext& context() { return RRefContext::getInstance(); }
 
-// The member is const, so it is replaced by a new object ([basic.life]). Returns what it was.
-std::shared_ptr<RpcAgent> exchangeAgent(std::shared_ptr<RpcAgent> next) {
-  const std::shared_ptr<RpcAgent>& place = of(context(), Agent{});
-  std::shared_ptr<RpcAgent> former = place;
-  std::destroy_at(&place);
-  new (const_cast<std::shared_ptr<RpcAgent>*>(&place)) std::shared_ptr<RpcAgent>(std::move(next));
-  return former;
-}
-
-// torch loads its current agent by std::atomic_load, in most of its functions; libstdc++ takes one
-// of its mutexes for that (bits/shared_ptr_atomic.h), this one.
-std::optional<std::_Sp_locker>& agentLock() {
-  static std::optional<std::_Sp_locker> held;
-  return held;
-}
-
-void beforeFork() {
-  of(context(), Mutex{}).lock();
-  agentLock().emplace(member(CurrentAgent{}));
-}
-
-void afterFork() {
-  agentLock().reset();
-  of(context(), Mutex{}).unlock();
-}
-
-// In the forking thread, which holds the context's lock. The other lock is held while messages are
-// sent, too long to wait for: whoever has it is not in the child, so the child's begins anew.
-void endInChild() {
-  auto& sending = of(context(), DestroyedMutex{});
-  new (&sending) std::mutex;
-  of(context(), Destroyed{}) = true;
-  afterFork();
-}
-
 }  // namespace
-
-std::int64_t idsMade() noexcept { return member(NextLocalId{})->load(std::memory_order_relaxed); }
-
-std::int64_t randomFirstId() {
-  std::array<std::uint8_t, 8> random{};
-  auto error = transport::fillRandom(random);
-  TORCH_CHECK(!error, error.text());
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, random.data(), sizeof(bits));
-  return static_cast<std::int64_t>((bits >> 3U) | std::uint64_t{1} << 40U);
-}
-
-void startIdsAnew(Rank self) {
-  auto& next = *member(NextLocalId{});
-  if (next.load() == 0) next.store(randomFirstId());
-  // torch keeps the worker in the upper 16 bits of these.
-  const auto first = [self] {
-    return static_cast<std::int64_t>(self) << 48 |
-           (randomFirstId() & ((std::int64_t{1} << 46) - 1));
-  };
-  try {
-    DistAutogradContainer& container = DistAutogradContainer::getInstance();
-    (container.*member(NextContext{})).store(first());
-    (container.*member(NextMessage{})).store(first());
-  } catch (const c10::Error& error) {
-    logDebug(std::string("distributed autograd is not in use: ") + error.what_without_backtrace());
-  }
-}
-
-void beginWithCurrentAgent() {
-  if (!RpcAgent::isCurrentRpcAgentSet()) return;
-  auto current = RpcAgent::getCurrentRpcAgent();
-  std::shared_ptr<RpcAgent> former;  // goes without the lock
-  const std::lock_guard sending(of(context(), DestroyedMutex{}));
-  if (of(context(), Agent{}) != current) former = exchangeAgent(std::move(current));
-  of(context(), Destroyed{}) = false;
-}
-
-void endInForkedChildren() {
-  if (!RpcAgent::isCurrentRpcAgentSet()) return;
-  static const bool once = [] {
-    context();
-    return ::pthread_atfork(beforeFork, afterFork, endInChild) == 0;
-  }();
-  if (!once)
-    logWarning(
-        "a forked child of this process must not use its RRefs: no memory for a fork handler");
-}
 
 std::vector<Owned> owned() {
   std::vector<Owned> all;
@@ -301,23 +139,6 @@ void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exceptio
 
 void endOwnWaits(RRef& marked, std::exception_ptr error) {
   static_cast<OwnerRRef&>(marked).setError(std::move(error));
-}
-
-std::vector<std::int64_t> contextsOf(worker_id_t creator) try {
-  std::vector<std::int64_t> found;
-  for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
-    const std::lock_guard lock(shard.lock);
-    for (const auto& [id, context] : shard.contexts)
-      if (creatorOf(id) == creator) found.push_back(id);
-  }
-  return found;
-} catch (const c10::Error&) {
-  return {};  // torch makes the container with its first RPC agent of Python's
-}
-
-void releaseContexts(const std::vector<std::int64_t>& ids) {
-  for (const std::int64_t id : ids)
-    DistAutogradContainer::getInstance().releaseContextIfPresent(id);
 }
 
 }  // namespace weft::rpc::torch_rrefs

@@ -1,14 +1,11 @@
-// What torch keeps private in RRefContext and DistAutogradContainer: which references and values
-// this process has, and from where it counts its ids. Any thread; the results are copies and may be
-// out of date.
+// What torch keeps private in RRefContext: which references and values this process has, and which
+// of them have failed. Any thread; the results are copies and may be out of date.
 //
-// It names private members (torch_rrefs.cpp), which are the same in 2.11 to 2.15; with another
-// torch it would not compile.
+// It names private members (private_member.h), which are the same in 2.11 to 2.15.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -31,15 +28,6 @@ namespace torch_rrefs {
 using torch::distributed::rpc::RRef;
 using RRefPtr = c10::intrusive_ptr<RRef>;
 
-// Ids made by this process so far: grows with each RRef that is pickled. Costs one load.
-std::int64_t idsMade() noexcept;
-// torch counts the ids of RRefs and of distributed autograd from 0 in every process. For a worker
-// that was started again under its former rank: they begin at a random number, so that no other
-// worker takes them for ids of its former life. Call it before the process makes any.
-void startIdsAnew(Rank self);
-// A random number to count on from: at least 2^40, and far from the end of 63 bits.
-std::int64_t randomFirstId();
-
 // A value here that others refer to. Dropping the last reference to a Python value needs the GIL.
 struct Owned {
   RRefPtr rref;
@@ -55,16 +43,6 @@ struct User {
   bool created = false;    // by a call of this process: its end is what confirms it
 };
 std::vector<User> users();
-
-// torch's RRefContext belongs to the process and keeps the first agent that it saw, and
-// rpc.shutdown marks it as destroyed for ever: in a group that the process joins later, RRefs that
-// are dropped would send nothing, and others would send through the agent that has shut down. From
-// here on they send through the current agent. When this process has one; before it serves.
-void beginWithCurrentAgent();
-
-// In children forked from now on RRefs send nothing when they go, and find no lock of torch's
-// taken. When this process has a current agent; a second call changes nothing.
-void endInForkedChildren();
 
 bool hasFork(const ForkIds& ids);
 bool hasChild(const RRefKey& fork);
@@ -90,15 +68,6 @@ bool isAwaited(const RRefKey& value);
 // for each one that `which` says, with the error. A creation that comes later is served all the
 // same. Not on the loop thread: answers are sent.
 void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error);
-// Who began a context of distributed autograd: torch keeps it in the upper 16 bits of the id.
-inline worker_id_t creatorOf(std::int64_t context) noexcept {
-  return static_cast<worker_id_t>(context >> 48);
-}
-// Ids of the contexts of distributed autograd here that this worker has begun. Not on the loop
-// thread: torch drops graphs with its locks held, which may need the GIL.
-std::vector<std::int64_t> contextsOf(worker_id_t creator);
-// Not on the loop thread: tells the other workers that have a part in one.
-void releaseContexts(const std::vector<std::int64_t>& ids);
 // After `creation` has failed: who already waits for the value that a marked reference of this
 // worker was to have gets the error.
 void endOwnWaits(RRef& marked, std::exception_ptr error);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/incoming_message.h"
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 
 namespace weft::rpc {
 

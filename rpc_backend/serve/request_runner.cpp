@@ -2,9 +2,7 @@
 
 #include <c10/core/StreamGuard.h>
 
-#include <utility>
-
-#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/callback/builtin_call.h"
 #include "rpc_backend/serve/thread_state.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/called_function.h"

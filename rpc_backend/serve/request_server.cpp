@@ -7,7 +7,7 @@
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/serve/peer_request.h"
+#include "rpc_backend/serve/callback/peer_request.h"
 #include "rpc_backend/serve/quick_call.h"
 #include "rpc_backend/trace/call_range.h"
 

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cmath>
 #include <stdexcept>
-#include <thread>
 
 #include "jit_ops/weft.h"
 #include "tests/jit_ops/processes.h"

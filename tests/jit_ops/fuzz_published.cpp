@@ -10,7 +10,7 @@
 #include "jit_ops/serve/published.h"
 #include "jit_ops/serve/servable.h"
 #include "jit_ops/serve/service.h"
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 #include "tests/support/fuzz_input.h"
 
 namespace {

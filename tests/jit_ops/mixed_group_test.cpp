@@ -11,7 +11,6 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
-#include <thread>
 
 #include "jit_ops/weft.h"
 #include "tests/jit_ops/processes.h"

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
-#include <thread>
 
 #include "jit_ops/weft.h"
 

@@ -8,7 +8,6 @@
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <algorithm>
 #include <atomic>
 #include <future>
 #include <set>
@@ -17,8 +16,9 @@
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
+#include "rpc_backend/rref/torch_ids.h"
 #include "rpc_backend/serve/error_text.h"
 #include "tests/support/waiting.h"
 

@@ -1,5 +1,5 @@
 // Calls of built-in operators: the same bytes and the same answers as torch's own.
-#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/callback/builtin_call.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 #include <filesystem>
 
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 
 namespace weft::rpc {
 namespace {

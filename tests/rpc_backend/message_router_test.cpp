@@ -4,8 +4,9 @@
 #include <torch/csrc/distributed/rpc/script_call.h>
 
 #include <atomic>
+#include <cstring>
 
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/wire/wire_reader.h"
 #include "rpc_backend/wire/wire_writer.h"
 #include "tests/rpc_backend/agent_world.h"

@@ -1,5 +1,5 @@
 // What a peer asks about RRefs and contexts that are not its own, and how torch reads it.
-#include "rpc_backend/serve/peer_request.h"
+#include "rpc_backend/serve/callback/peer_request.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <optional>
 #include <stdexcept>
-#include <thread>
 
 #include "tests/support/resident.h"
 #include "tests/transport/other_user.h"

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <numeric>
 #include <random>
 #include <thread>
 

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <numeric>
-#include <random>
-#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"

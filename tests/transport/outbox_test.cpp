@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cerrno>
 #include <deque>
-#include <thread>
 
 #include "tests/transport/late_bytes.h"
 #include "tests/transport/recorder.h"

@@ -1,7 +1,6 @@
 // The small parts: addresses, keys, interfaces, heartbeats, states.
 #include <sys/stat.h>
 
-#include <cstdio>
 #include <fstream>
 
 #include "tests/transport/recorder.h"

@@ -16,7 +16,6 @@
 #include <list>
 #include <mutex>
 #include <random>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>

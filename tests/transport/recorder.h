@@ -10,7 +10,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"

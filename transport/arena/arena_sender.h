@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "transport/arena/arena_placement.h"
 #include "transport/arena/shared_arena.h"

@@ -1,22 +1,11 @@
 #include "transport/auth/handshake.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "transport/base/check.h"
-#include "transport/checksum/crc32c.h"
 
 namespace weft::transport {
-namespace {
-
-constexpr std::string_view kDiallerLabel = "weft dialler proof v3";
-constexpr std::string_view kAcceptorLabel = "weft acceptor proof v3";
-constexpr std::string_view kTlsLabel = "weft tls";
-constexpr std::size_t kLabelBytes = 32;  // zero padded: no two inputs coincide
-
-}  // namespace
 
 Handshake::Handshake(const Identity& self, HelloRole role, AcceptPolicy* policy, const Nonce& nonce,
                      const EncryptionTerms& terms)
@@ -29,8 +18,8 @@ Handshake Handshake::dialler(const Identity& self, std::int32_t target_rank,
   made.claim_ = claim;
   made.target_rank_ = target_rank;
   made.target_name_text_ = target_name;
-  made.dialler_hello_ = made.helloTo(target_rank, target_name);
-  made.emit(made.dialler_hello_);
+  made.transcript_.dialler_hello = made.helloTo(target_rank, target_name);
+  made.emit(made.transcript_.dialler_hello);
   return made;
 }
 
@@ -118,17 +107,17 @@ void Handshake::onHello() {
       return refuse(RefusalCode::kIdentity);
     if (const RefusalCode code = agreeOnEncryption(); code != RefusalCode::kNone)
       return refuse(code);
-    acceptor_hello_ = input_;
+    transcript_.acceptor_hello = input_;
     step_ = encrypted_ ? Step::kAwaitStartTls : Step::kAwaitProof;
     prove();
     return;
   }
   if (!policy_->nonceIsFresh(peer_.nonce)) return refuse(RefusalCode::kReplay);
   if (const RefusalCode code = agreeOnEncryption(); code != RefusalCode::kNone) return refuse(code);
-  dialler_hello_ = input_;
-  acceptor_hello_ = helloTo(peer_.rank, peer_.name);
+  transcript_.dialler_hello = input_;
+  transcript_.acceptor_hello = helloTo(peer_.rank, peer_.name);
   step_ = Step::kAwaitProof;
-  emit(acceptor_hello_);
+  emit(transcript_.acceptor_hello);
 }
 
 void Handshake::onProof() {
@@ -136,7 +125,8 @@ void Handshake::onProof() {
       decodeProof(std::span<const std::byte, Proof::kBytes>(input_.data(), Proof::kBytes));
   if (!given) return refuse(RefusalCode::kMalformed);
   const HelloRole other = role_ == HelloRole::kDialler ? HelloRole::kAcceptor : HelloRole::kDialler;
-  if (!sameDigest(given->mac, macOf(other, given->claim))) return refuse(RefusalCode::kKey);
+  if (!sameDigest(given->mac, transcript_.mac(self_->key, other, given->claim)))
+    return refuse(RefusalCode::kKey);
   peer_claim_ = given->claim;
   if (role_ == HelloRole::kAcceptor && encrypted_ && step_ == Step::kAwaitProof) {
     step_ = Step::kAwaitTls;
@@ -169,7 +159,7 @@ void Handshake::onStartTls() {
 
 void Handshake::secured(const Digest& channel_binding) {
   WEFT_CHECK(wantsTls(), "TLS only where it is wanted");
-  channel_binding_ = channel_binding;
+  transcript_.channel_binding = channel_binding;
   step_ = Step::kAwaitBoundProof;
   if (role_ == HelloRole::kDialler) prove();
 }
@@ -179,37 +169,7 @@ void Handshake::notSecured(RefusalCode problem) {
   refuse(problem);
 }
 
-Digest Handshake::tlsKey() const {
-  std::array<std::byte, kLabelBytes + 2 * Hello::kBytes> text{};
-  std::memcpy(text.data(), kTlsLabel.data(), kTlsLabel.size());
-  std::memcpy(text.data() + kLabelBytes, dialler_hello_.data(), Hello::kBytes);
-  std::memcpy(text.data() + kLabelBytes + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
-  return hmacSha256(self_->key, text);
-}
-
-void Handshake::prove() { emit(encodeProof({macOf(role_, claim_), claim_})); }
-
-Digest Handshake::macOf(HelloRole role, const SessionClaim& claim) const {
-  const std::string_view label = role == HelloRole::kDialler ? kDiallerLabel : kAcceptorLabel;
-  std::array<std::byte,
-             kLabelBytes + 2 * Hello::kBytes + SessionClaim::kBytes + sizeof(channel_binding_)>
-      text{};
-  std::byte* end = text.data();
-  std::memcpy(end, label.data(), label.size());
-  end += kLabelBytes;
-  std::memcpy(end, dialler_hello_.data(), Hello::kBytes);
-  std::memcpy(end + Hello::kBytes, acceptor_hello_.data(), Hello::kBytes);
-  end += 2 * Hello::kBytes;
-  encodeClaim(claim, end);
-  std::memcpy(end + SessionClaim::kBytes, channel_binding_.data(), channel_binding_.size());
-  return hmacSha256(self_->key, text);
-}
-
-CheckedStream::Seeds Handshake::checksumSeeds() const noexcept {
-  const std::uint32_t seed = crc32c(crc32c(0, dialler_hello_), acceptor_hello_);
-  const bool dialler = role_ == HelloRole::kDialler;
-  return {dialler ? ~seed : seed, dialler ? seed : ~seed};
-}
+void Handshake::prove() { emit(encodeProof({transcript_.mac(self_->key, role_, claim_), claim_})); }
 
 void Handshake::refuse(RefusalCode code) {
   refusal_ = code;

@@ -30,7 +30,7 @@
 
 #include "transport/auth/auth_key.h"
 #include "transport/auth/hello.h"
-#include "transport/checksum/checked_stream.h"
+#include "transport/auth/transcript.h"
 #include "transport/tls/tls_context.h"
 
 namespace weft::transport {
@@ -80,20 +80,18 @@ class Handshake {
   bool named() const noexcept { return step_ != Step::kAwaitHello; }
   const Hello& peer() const noexcept { return peer_; }                    // proved only when kDone
   const SessionClaim& peerClaim() const noexcept { return peer_claim_; }  // likewise
-  // When kDone: the seeds of this connection's checksums, which differ by direction.
-  CheckedStream::Seeds checksumSeeds() const noexcept;
+  // When kDone.
+  CheckedStream::Seeds checksumSeeds() const noexcept { return transcript_.checksumSeeds(role_); }
 
   // Send output(), then make this connection TLS, with this key, which no other connection has;
   // then tell secured().
   bool wantsTls() const noexcept { return status_ == Status::kRunning && step_ == Step::kAwaitTls; }
   HelloRole role() const noexcept { return role_; }
   const Identity& self() const noexcept { return *self_; }
-  Digest tlsKey() const;
+  Digest tlsKey() const { return transcript_.tlsKey(self_->key); }
   // What only the two ends of the TLS connection know; or why the peer is not who its hello says.
   void secured(const Digest& channel_binding);
   void notSecured(RefusalCode problem);
-  // When kDone: all that follows is encrypted.
-  bool encrypted() const noexcept { return encrypted_; }
 
   // How many bytes it wants next; 0 when it is no longer running, or wants TLS. Never more than the
   // rest of a fixed-size message.
@@ -121,7 +119,6 @@ class Handshake {
   RefusalCode agreeOnEncryption();
   void admitDialler();
   HelloBytes helloTo(std::int32_t rank, const std::string& name) const;
-  Digest macOf(HelloRole role, const SessionClaim& claim) const;
   void prove();
   void refuse(RefusalCode code);
   void emit(std::span<const std::byte> bytes);
@@ -139,12 +136,10 @@ class Handshake {
   Nonce nonce_{};
   EncryptionTerms terms_;
   bool encrypted_ = false;
-  Digest channel_binding_{};  // zeros until TLS is there
   Hello peer_;
   SessionClaim claim_;
   SessionClaim peer_claim_;
-  HelloBytes dialler_hello_{};
-  HelloBytes acceptor_hello_{};
+  Transcript transcript_;
 
   std::array<std::byte, Hello::kBytes> input_{};
   std::size_t filled_ = 0;

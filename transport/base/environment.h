@@ -1,5 +1,5 @@
 // The names of the environment variables that Weft's C++ reads, and how it reads them. The table in
-// rpc_backend/core/env.cpp says what they mean; Python and docs/reference/environment.md use it.
+// rpc_backend/options/env.cpp says what they mean; Python and docs/reference/environment.md use it.
 //
 // Threads: any; nobody sets them while the program runs.
 #pragma once

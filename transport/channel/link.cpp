@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <string>
 #include <utility>
 
 #include "transport/base/thrown.h"

@@ -20,7 +20,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "transport/base/error.h"
 #include "transport/bulk/bulk_connection.h"

@@ -1,5 +1,5 @@
 // All exported blocks of this process: finds the block of an address, bounds what blocks take, and
-// keeps unused mappings of received ones. For exported_block.cpp alone.
+// keeps unused mappings of received ones. For exported_block.cpp and exported_file.cpp.
 //
 // Threads: any; its lock guards the blocks' states, too. Ownership: never destroyed, because
 // tensors may outlive static objects.

@@ -18,9 +18,6 @@ namespace weft::transport {
 namespace {
 
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
-// Not F_SEAL_WRITE, which looks at every page for users of it. Without a shared mapping, which its
-// maker has given up by then, this one means the same.
-constexpr int kContentSeals = F_SEAL_FUTURE_WRITE;
 
 constexpr std::chrono::seconds kKeptFor{2};
 
@@ -46,30 +43,6 @@ Result<std::byte*> mapNew(int fd, std::size_t bytes) {
 }
 
 }  // namespace
-
-// --- files ---
-
-Result<std::shared_ptr<const ExportedFile>> ExportedFile::open(UniqueFd fd) {
-  const Result<SealedMemory> memory = sealedMemory(fd.get(), F_SEAL_SHRINK | kContentSeals);
-  if (!memory.ok()) return memory.error();
-  ExportedBlock::Registry& all = ExportedBlock::Registry::get();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  std::erase_if(all.files, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<const ExportedFile>& known =
-      all.files[{memory.value().device, memory.value().inode}];
-  std::shared_ptr<const ExportedFile> file = known.lock();
-  if (file == nullptr) {
-    file = std::make_shared<const ExportedFile>(std::move(fd), memory.value());
-    known = file;
-  }
-  return file;
-}
-
-ExportedFile::ExportedFile(UniqueFd own, const SealedMemory& of) : fd(std::move(own)), memory(of) {
-  ++count;
-}
-
-ExportedFile::~ExportedFile() { --count; }
 
 // --- unused mappings ---
 
@@ -190,7 +163,7 @@ void ExportedBlock::freezeLocked() noexcept {
   // In one step: no thread finds the address without memory.
   const bool frozen = ::mmap(base_, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd(),
                              0) != MAP_FAILED &&
-                      ::fcntl(fd(), F_ADD_SEALS, kContentSeals) == 0;
+                      ::fcntl(fd(), F_ADD_SEALS, ExportedFile::kContentSeals) == 0;
   state_ = frozen ? State::kFrozen : State::kUnfit;
 }
 

@@ -26,25 +26,10 @@
 
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
-#include "transport/base/os/unique_fd.h"
+#include "transport/memory/exported_file.h"
 #include "transport/memory/sealed_memory.h"
 
 namespace weft::transport {
-
-// The memfd of exported blocks, with the one descriptor that all blocks of it share here.
-class ExportedFile {
- public:
-  // What a peer exported. kProtocol: it is not such memory.
-  static Result<std::shared_ptr<const ExportedFile>> open(UniqueFd fd);
-  ExportedFile(UniqueFd fd, const SealedMemory& memory);
-  ~ExportedFile();
-  ExportedFile(const ExportedFile&) = delete;
-  ExportedFile& operator=(const ExportedFile&) = delete;
-
-  const UniqueFd fd;
-  const SealedMemory memory;
-  static inline std::atomic<std::size_t> count{0};  // of those that are open
-};
 
 class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
  public:
@@ -56,9 +41,8 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   // not give it.
   static Result<std::shared_ptr<ExportedBlock>> create(std::size_t bytes);
   // A part of what a peer exported. kProtocol: it is outside. kSystem: it cannot be mapped, or too
-  // many are. When its last user goes and no page
-  // of it was written, the mapping is kept for a moment, in case the same part comes again: making
-  // one costs more than copying some megabytes.
+  // many are. When its last user goes and no page of it was written, the mapping is kept for a
+  // moment, in case the same part comes again: making one costs more than copying some megabytes.
   static Result<std::shared_ptr<ExportedBlock>> open(
       const std::shared_ptr<const ExportedFile>& file, std::uint64_t offset, std::uint64_t size);
   // The block that all these bytes are a part of; null: they are ordinary memory.

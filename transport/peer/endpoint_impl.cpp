@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -24,6 +23,7 @@
 #include "transport/io/timer.h"
 #include "transport/memory/exported_block.h"
 #include "transport/peer/admission.h"
+#include "transport/peer/endpoint_identity.h"
 #include "transport/peer/fork_safe_endpoint.h"
 #include "transport/peer/peer_table.h"
 #include "transport/peer/reunion.h"
@@ -34,52 +34,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kRemoveLinger{2000};
-
-Error checkName(const std::string& name) {
-  if (name.empty() || name.size() > Hello::kMaxName || name.find('\0') != std::string::npos) {
-    return invalidArgument(
-        "a worker's name must have 1 to 128 bytes, none of them zero; this one has " +
-        std::to_string(name.size()));
-  }
-  return Error::ok();
-}
-
-Error checkOptions(const EndpointOptions& options) {
-  if (Error error = checkName(options.name)) return error;
-  if (options.rank < 0)
-    return invalidArgument("rank must not be negative, got " + std::to_string(options.rank));
-  if (!options.key.valid())
-    return invalidArgument(
-        "an endpoint needs an authentication key (AuthKey::random() or a key file)");
-  if (!options.tcp && !options.unix_socket)
-    return invalidArgument("an endpoint needs TCP or Unix sockets, and both are switched off");
-  const milliseconds zero(0);
-  if (options.handshake_timeout <= zero || options.connect_timeout <= zero ||
-      options.heartbeat_interval <= zero || options.peer_timeout <= zero ||
-      options.reconnect_timeout < zero) {
-    return invalidArgument(
-        "timeouts and heartbeat_interval must be positive (reconnect_timeout may be 0)");
-  }
-  if (options.peer_timeout < 2 * options.heartbeat_interval) {
-    return invalidArgument("peer_timeout (" + seconds(options.peer_timeout) +
-                           ") must be at least twice heartbeat_interval (" +
-                           seconds(options.heartbeat_interval) +
-                           "): a peer must not be declared lost for one heartbeat that came late");
-  }
-  return Error::ok();
-}
-
-// Null: the endpoint never encrypts.
-Result<std::shared_ptr<const TlsContext>> openTls(const EndpointOptions& options) {
-  if (options.encryption == Encryption::kOff) return std::shared_ptr<const TlsContext>();
-  if (!options.certificates.any()) return TlsContext::withKey();
-  Result<std::shared_ptr<const TlsContext>> tls =
-      TlsContext::withCertificates(options.certificates);
-  if (!tls.ok() || tls.value()->isFor(options.name)) return tls;
-  return invalidArgument("the certificate of WEFT_TLS_CERT, '" + options.certificates.certificate +
-                         "', is not for this worker's name, '" + options.name +
-                         "'; the name must be among its DNS names, or be its common name");
-}
 
 class EndpointImpl final : public Endpoint {
  public:
@@ -153,27 +107,16 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(EndpointOptions options,
 
 Result<std::unique_ptr<EndpointImpl>> EndpointImpl::open(EndpointOptions options,
                                                          EndpointHandler& handler) {
-  if (Error error = checkOptions(options)) return error;
-  Identity self;
-  self.name = options.name;
-  self.rank = options.rank;
-  self.group = sha256(options.group_id);
-  self.key = options.key;
-  Result<std::shared_ptr<const TlsContext>> tls = openTls(options);
-  if (!tls.ok()) return tls.error();
-  self.tls = std::move(tls).value();
-  std::array<std::uint8_t, sizeof(self.incarnation)> random{};
-  if (Error error = fillRandom(random)) return error;
-  std::memcpy(&self.incarnation, random.data(), random.size());
-
+  Result<Identity> self = identityOf(options);
+  if (!self.ok()) return self.error();
   Address address;
   Result<Listening> listening = listen(options, address);
   if (!listening.ok()) return listening.error();
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create("weft-loop");
   if (!loop.ok()) return loop.error();
-  std::unique_ptr<EndpointImpl> made(new EndpointImpl(std::move(options), handler, std::move(self),
-                                                      std::move(loop).value(),
-                                                      formatAddress(address)));
+  std::unique_ptr<EndpointImpl> made(
+      new EndpointImpl(std::move(options), handler, std::move(self).value(),
+                       std::move(loop).value(), formatAddress(address)));
   auto sockets = std::make_shared<Listening>(std::move(listening).value());
   made->loop_->post([impl = made.get(), sockets] { impl->start(std::move(*sockets)); });
   return made;

@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-#: The cost of layers first..last-1 as part number k.
-PartCost = Callable[[int, int, int], float]
-
 
 def _best(layers: int, parts: int, value: Callable[[int, int, int], float], combine) -> list[int]:
     """Lengths of the parts with the least combined value: dynamic programming, O(parts layers^2)."""

@@ -5,8 +5,6 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <algorithm>
-
 namespace weft::process_group {
 
 namespace {

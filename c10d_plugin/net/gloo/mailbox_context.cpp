@@ -2,8 +2,6 @@
 
 #include <gloo/transport/address.h>
 
-#include <utility>
-
 namespace weft::collectives {
 namespace {
 

@@ -10,7 +10,6 @@
 #include <gloo/transport/context.h>
 
 #include <deque>
-#include <memory>
 #include <stdexcept>
 #include <vector>
 

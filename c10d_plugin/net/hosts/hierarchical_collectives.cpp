@@ -4,7 +4,6 @@
 #include <bit>
 #include <chrono>
 #include <string>
-#include <utility>
 
 #include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/net/messages/message_collectives.h"

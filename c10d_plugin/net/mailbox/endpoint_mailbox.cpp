@@ -1,6 +1,5 @@
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -16,10 +15,6 @@ using transport::OwnedBuffer;
 using transport::Result;
 
 namespace {
-
-// How long after abort() messages that are being read or written may take to end by themselves.
-// Then their connections are cut.
-constexpr std::chrono::milliseconds kAbortGrace{100};
 
 // All ranks have joined, so a rank that cannot be reached now is lost, or has left. A rank that
 // leaves says so only to those that it has talked to.
@@ -136,7 +131,7 @@ Disposition EndpointMailbox::onHeader(std::int32_t from, std::span<const std::by
     gone = state_.peer(from).presence != Presence::kHere;
   }
   if (ended) {
-    if (header->kind != MailKind::kAbort) tellOfAbort(from);
+    if (header->kind != MailKind::kAbort) notice_.tell(from);
     return Disposition::kDiscard;
   }
   // This rank has given up, so the requests for its messages have ended.
@@ -240,56 +235,14 @@ bool EndpointMailbox::end(Phase phase, const Error& reason) {
 }
 
 void EndpointMailbox::abort(Error reason) {
-  if (!end(Phase::kAborted, reason) || state_.endpoint == nullptr) return;
-  // On the loop thread, where a send never waits for room.
-  state_.endpoint->runAfter(std::chrono::milliseconds(0), [this] { tellOfAbort(); });
-  state_.endpoint->runAfter(kAbortGrace, [this, reason] { cutConnections(reason); });
-}
-
-// Tells the ranks that a connection exists to, or will. One that has just been made may still have
-// its first message before it.
-void EndpointMailbox::tellOfAbort() {
-  std::vector<int> connected;
-  {
-    const std::lock_guard<std::mutex> lock(state_.mutex);
-    for (int rank = 0; rank < size(); ++rank) {
-      if (state_.peer(rank).talked) connected.push_back(rank);
-    }
-  }
-  for (const transport::PeerStats& peer : state_.endpoint->stats().peers) {
-    if (!peer.transport.empty()) connected.push_back(peer.rank);
-  }
-  for (const int rank : connected)
-    tellOfAbort(rank);
-}
-
-void EndpointMailbox::tellOfAbort(int to) {
-  MailHeader header{MailKind::kAbort, 0, 0, 0, {}, {}};
-  {
-    const std::lock_guard<std::mutex> lock(state_.mutex);
-    MailboxPeer& peer = state_.peer(to);
-    if (peer.presence != Presence::kHere || state_.phase != Phase::kAborted ||
-        std::exchange(peer.told_of_abort, true))
-      return;
-    header.id = static_cast<std::uint64_t>(state_.reason.code());
-    header.text = state_.reason.text();
-  }
-  state_.tell(to, header);
-}
-
-// Loop thread: nobody reads or writes this rank's memory afterwards.
-void EndpointMailbox::cutConnections(const Error& reason) {
-  for (int rank = 0; rank < size(); ++rank) {
-    const MailboxPeer& peer = state_.peer(rank);
-    if (peer.in_transit.load() > 0 || peer.arriving.any()) state_.endpoint->losePeer(rank, reason);
-  }
+  if (end(Phase::kAborted, reason) && state_.endpoint != nullptr) notice_.begin(reason);
 }
 
 void EndpointMailbox::close(std::chrono::milliseconds linger) {
   const std::lock_guard<std::mutex> only_one(close_mutex_);
   end(Phase::kClosed, {ErrorCode::kShutdown, "this group was closed"});
   if (state_.endpoint == nullptr) return;
-  tellOfAbort();  // if it was aborted: abort()'s own task may be too late
+  notice_.tellAll();  // if it was aborted: abort()'s own task may be too late
   state_.endpoint->close(linger);
   // The loop thread has ended, so nobody writes into the receives that it was reading.
   for (int from = 0; from < size(); ++from) {

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/net/mailbox/abort_notice.h"
 #include "c10d_plugin/net/mailbox/mail_receiver.h"
 #include "c10d_plugin/net/mailbox/mail_sender.h"
 #include "c10d_plugin/net/mailbox/mailbox_state.h"
@@ -83,7 +84,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   };
 
   EndpointMailbox(int own_rank, int ranks)
-      : state_(own_rank, ranks), sender_(state_), receiver_(state_) {
+      : state_(own_rank, ranks), sender_(state_), receiver_(state_), notice_(state_) {
     state_.abort = [this](transport::Error why) { abort(std::move(why)); };
     state_.own = [this](const MailHeader& header, transport::OwnedBuffer bytes) {
       take(state_.rank, header, std::move(bytes));
@@ -105,9 +106,6 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   void take(int from, const MailHeader& header, transport::OwnedBuffer bytes);
   // Fails what waits for this rank: nothing more comes from it or goes to it.
   void removePeer(int rank, Presence presence, const transport::Error& reason);
-  void tellOfAbort();
-  void tellOfAbort(int to);
-  void cutConnections(const transport::Error& reason);
   // Fails all requests that wait. False: the mailbox had ended before.
   bool end(Phase phase, const transport::Error& reason);
   static void fail(Failures failures, const transport::Error& reason);
@@ -118,6 +116,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   MailboxState state_;
   MailSender sender_;
   MailReceiver receiver_;
+  AbortNotice notice_;
   std::mutex close_mutex_;
 };
 

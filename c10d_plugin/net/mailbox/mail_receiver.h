@@ -7,7 +7,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "c10d_plugin/net/mailbox/mailbox_state.h"

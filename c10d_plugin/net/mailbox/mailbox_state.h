@@ -10,15 +10,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "c10d_plugin/net/mailbox/credit_window.h"
 #include "c10d_plugin/net/mailbox/mail_wire.h"
-#include "c10d_plugin/net/mailbox/message_matcher.h"
-#include "c10d_plugin/net/mailbox/op_progress.h"
+#include "c10d_plugin/net/mailbox/matching/message_matcher.h"
+#include "c10d_plugin/net/mailbox/matching/op_progress.h"
 #include "transport/endpoint.h"
 
 namespace weft::collectives {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <utility>
 
 #include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/net/messages/message_collectives.h"

@@ -6,7 +6,6 @@
 #include <complex>
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "c10d_plugin/core/mailbox.h"
 #include "tests/c10d_plugin/net/world.h"

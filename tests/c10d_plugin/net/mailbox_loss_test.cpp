@@ -1,5 +1,4 @@
 // What a mailbox says and does when ranks die, leave, give up or stop reading.
-#include <atomic>
 
 #include "tests/c10d_plugin/net/letters.h"
 

@@ -1,5 +1,4 @@
 // The mailbox between processes: order, tags, sizes, who gets what.
-#include <algorithm>
 #include <array>
 #include <random>
 

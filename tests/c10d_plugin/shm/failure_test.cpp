@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <ctime>
 #include <random>
 #include <string>
 #include <vector>

@@ -9,7 +9,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <map>
 #include <optional>
 #include <set>
 #include <string>

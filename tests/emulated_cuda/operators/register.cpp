@@ -10,8 +10,6 @@
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/library.h>
 
-#include <memory>
-#include <string>
 #include <tuple>
 
 #include "tests/emulated_cuda/operators/fallback.h"

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
-#include <string>
 
 #include "transport/base/check.h"
 #include "transport/base/os/system_error.h"

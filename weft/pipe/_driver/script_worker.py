@@ -12,6 +12,7 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
+from weft.calling import call_async, call_remote
 from weft.pipe._driver.script_optimizer import ScriptOptimizer
 from weft.pipe._workers.job import Done, Job, Outcome, StagePlace
 from weft.pipe._workers.parcels import unpack
@@ -27,7 +28,7 @@ from weft.pipe._workers.state import (
     save_shard,
     with_metadata,
 )
-from weft.publishing import call_async, call_remote, published
+from weft.publishing import published
 
 _NAME = "weft.pipeline"
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/serve/peer_request.h"
+#include "rpc_backend/serve/callback/peer_request.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>

@@ -1,4 +1,4 @@
-#include "rpc_backend/core/device_maps.h"
+#include "rpc_backend/options/device_maps.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>

@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/core/request_policy.h"
-#include "rpc_backend/serve/peer_request.h"
-#include "rpc_backend/serve/script_streams.h"
+#include "rpc_backend/options/request_policy.h"
+#include "rpc_backend/serve/callback/peer_request.h"
+#include "rpc_backend/serve/callback/script_streams.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {

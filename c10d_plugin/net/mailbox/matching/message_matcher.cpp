@@ -1,4 +1,4 @@
-#include "c10d_plugin/net/mailbox/message_matcher.h"
+#include "c10d_plugin/net/mailbox/matching/message_matcher.h"
 
 #include <iterator>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "rpc_backend/core/options.h"
+#include "rpc_backend/options/options.h"
 
 #include <c10/util/Exception.h>
 

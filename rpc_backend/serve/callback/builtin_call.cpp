@@ -1,4 +1,4 @@
-#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/callback/builtin_call.h"
 
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/rpc/profiler/server_process_global_profiler.h>

@@ -15,7 +15,7 @@
 
 #include <memory>
 
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/request_policy.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {

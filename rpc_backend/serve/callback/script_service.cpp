@@ -1,8 +1,8 @@
-#include "rpc_backend/serve/script_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
 
 #include <atomic>
 
-#include "rpc_backend/serve/builtin_call.h"
+#include "rpc_backend/serve/callback/builtin_call.h"
 
 namespace weft::rpc {
 

@@ -1,4 +1,4 @@
-#include "c10d_plugin/net/mailbox/posted_receive.h"
+#include "c10d_plugin/net/mailbox/matching/posted_receive.h"
 
 #include <string>
 

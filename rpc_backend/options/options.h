@@ -2,14 +2,12 @@
 // subclass of this; C++ programs fill it in directly. Plain data, no thread rules.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "rpc_backend/core/device_maps.h"
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/options/request_policy.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {

@@ -1,4 +1,4 @@
-#include "rpc_backend/serve/script_streams.h"
+#include "rpc_backend/serve/callback/script_streams.h"
 
 #include <ATen/core/jit_type.h>
 #include <c10/core/Event.h>
@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <stdexcept>
-#include <string>
 
 namespace weft::rpc {
 

@@ -1,4 +1,4 @@
-#include "c10d_plugin/net/mailbox/op_progress.h"
+#include "c10d_plugin/net/mailbox/matching/op_progress.h"
 
 namespace weft::collectives {
 

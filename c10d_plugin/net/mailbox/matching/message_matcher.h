@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "c10d_plugin/net/mailbox/posted_receive.h"
+#include "c10d_plugin/net/mailbox/matching/posted_receive.h"
 
 namespace weft::collectives {
 

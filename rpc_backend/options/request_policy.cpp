@@ -1,4 +1,4 @@
-#include "rpc_backend/core/request_policy.h"
+#include "rpc_backend/options/request_policy.h"
 
 #include <ATen/core/function_schema.h>
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-#include "rpc_backend/core/env.h"
+#include "rpc_backend/options/env.h"
 
 #include <unistd.h>
 

@@ -5,15 +5,14 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "c10d_plugin/backend/waiting_messages.h"
 #include "c10d_plugin/engine/op_recorder.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
+#include "c10d_plugin/p2p/monitored_barrier.h"
+#include "c10d_plugin/p2p/waiting_messages.h"
 
 namespace weft::process_group {
 
@@ -31,9 +30,10 @@ class PointToPoint {
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout,
                   RecordedOp recorded);
 
-  // Rank 0 waits for every rank and releases them. Throws c10::Error with the texts of torch's
-  // monitored_barrier, because programs search for them.
-  void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks);
+  // As MonitoredBarrier::meet().
+  void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
+    barrier_.meet(timeout, wait_all_ranks);
+  }
 
   // The messages for which threads wait now.
   std::vector<WaitingMessage> waiting() const { return waiting_->list(); }
@@ -43,12 +43,9 @@ class PointToPoint {
   void close();
 
  private:
-  void gatherArrivals(std::uint64_t count, std::chrono::milliseconds timeout, bool wait_all_ranks);
-  void reportArrival(std::uint64_t count, std::chrono::milliseconds timeout);
-
-  std::shared_ptr<collectives::EndpointMailbox> mailbox_;
+  const std::shared_ptr<collectives::EndpointMailbox> mailbox_;
   const std::shared_ptr<WaitingMessages> waiting_ = std::make_shared<WaitingMessages>();
-  std::atomic<std::uint64_t> barriers_{0};  // monitored ones so far
+  MonitoredBarrier barrier_{*mailbox_};
 };
 
 }  // namespace weft::process_group

@@ -1,0 +1,37 @@
+#include "rpc_backend/rref/autograd_contexts.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
+
+#include <mutex>
+
+#include "rpc_backend/core/private_member.h"
+
+namespace weft::rpc::autograd_contexts {
+
+namespace {
+
+using torch::distributed::autograd::DistAutogradContainer;
+
+WEFT_PRIVATE_MEMBER(Contexts, &DistAutogradContainer::autograd_contexts_);
+
+}  // namespace
+
+std::vector<std::int64_t> begunBy(worker_id_t worker) try {
+  std::vector<std::int64_t> found;
+  for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
+    const std::lock_guard lock(shard.lock);
+    for (const auto& [id, context] : shard.contexts)
+      if (creatorOf(id) == worker) found.push_back(id);
+  }
+  return found;
+} catch (const c10::Error&) {
+  return {};  // torch makes the container with its first RPC agent of Python's
+}
+
+void release(const std::vector<std::int64_t>& ids) {
+  for (const std::int64_t id : ids)
+    DistAutogradContainer::getInstance().releaseContextIfPresent(id);
+}
+
+}  // namespace weft::rpc::autograd_contexts

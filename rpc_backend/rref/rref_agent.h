@@ -1,0 +1,19 @@
+// Through which agent RRefs send their messages when they are forked and dropped: torch's
+// RRefContext keeps it, for the process. Any thread.
+//
+// It names private members (private_member.h), which are the same in 2.11 to 2.15.
+#pragma once
+
+namespace weft::rpc::torch_rrefs {
+
+// torch's RRefContext belongs to the process and keeps the first agent that it saw, and
+// rpc.shutdown marks it as destroyed for ever: in a group that the process joins later, RRefs that
+// are dropped would send nothing, and others would send through the agent that has shut down. From
+// here on they send through the current agent. When this process has one; before it serves.
+void beginWithCurrentAgent();
+
+// In children forked from now on RRefs send nothing when they go, and find no lock of torch's
+// taken. When this process has a current agent; a second call changes nothing.
+void endInForkedChildren();
+
+}  // namespace weft::rpc::torch_rrefs
