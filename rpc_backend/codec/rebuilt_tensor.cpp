@@ -114,7 +114,8 @@ at::Tensor rebuildTensor(const std::string& function, const at::IValue& args,
   check(parts.size() > 5, "a tuple is too short");
   if (function == "torch._utils._rebuild_tensor_v2")
     return denseOf(placeOf(parts, storages), parts);
-  check(function == "torch._utils._rebuild_qtensor", "it has a value that torch's pickler does not write");
+  check(function == "torch._utils._rebuild_qtensor",
+        "it has a value that torch's pickler does not write");
   return quantisedOf(placeOf(parts, storages), parts);
 }
 

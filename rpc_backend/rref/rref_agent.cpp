@@ -13,6 +13,7 @@
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/core/private_member.h"
 #include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/rref/torch_rrefs.h"
 
 namespace weft::rpc::torch_rrefs {
 
@@ -68,11 +69,18 @@ void endInChild() {
   afterFork();
 }
 
+// While the context is marked as destroyed this sends nothing.
+void endUsers() {
+  for (const User& user : users())
+    user.rref->tryDel();
+}
+
 }  // namespace
 
 void beginWithCurrentAgent() {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   auto current = RpcAgent::getCurrentRpcAgent();
+  if (of(context(), Agent{}) != current) endUsers();
   std::shared_ptr<RpcAgent> former;  // goes without the lock
   const std::lock_guard sending(of(context(), DestroyedMutex{}));
   if (of(context(), Agent{}) != current) former = exchangeAgent(std::move(current));

@@ -66,6 +66,11 @@ def join(
     )
 
 
+def count_groups(count: int) -> None:
+    """As after so many groups of this process: all members of one have counted as many."""
+    _rpc()._init_counter = count
+
+
 def leave(graceful: bool = True, ignore_leaks: bool = True) -> float:
     rpc = _rpc()
     rpc.api._ignore_rref_leak = ignore_leaks

@@ -12,6 +12,8 @@ from rref_workers import (
     Group,
     act_at_random,
     call_on,
+    count_groups,
+    drop,
     drop_all,
     give,
     give_own,
@@ -32,7 +34,7 @@ from rref_workers import (
     to_here,
 )
 from waiting import wait_until
-from workers import BOUND, WorkerError
+from workers import BOUND, WorkerError, Workers
 
 SOON = 20.0  # the bound of what must not wait for a timeout of calls (60 s) or of shutdown (100 s)
 SCHEDULES = int(os.environ.get("RREF_SCHEDULES", "20"))
@@ -296,3 +298,25 @@ def at_rest(group: Group, living: set[int]) -> bool:
         if reported != held:
             return False
     return True
+
+
+def test_a_reference_of_a_former_group_is_ended() -> None:
+    """Another process has its owner's rank by then, and gives its first value the same id."""
+    with Workers(3) as workers:
+        for rank, worker in enumerate(workers[:2]):
+            worker.start(join, rank, 2, workers.meeting)
+        for worker in workers[:2]:
+            worker.result()
+        workers[1].call(give_own, "worker0", 5)
+        assert workers[0].call(to_here, 0) == 5
+        for worker in workers[:2]:
+            worker.call(leave, graceful=False)
+        workers[2].call(count_groups, 1)
+        for rank, worker in enumerate((workers[0], workers[2])):
+            worker.start(join, rank, 2, workers.meeting)
+        for worker in (workers[0], workers[2]):
+            worker.result()
+        workers[2].call(give_own, "worker0", 7)
+        assert "has been deleted" in workers[0].fails(to_here, 0).message
+        workers[0].call(drop, 0)
+        assert workers[0].call(to_here, 0) == 7
