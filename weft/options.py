@@ -32,7 +32,7 @@ def check_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+        raise ValueError(f"{name} must not be negative or infinite, got {value!r}")
     return float(value)
 
 

@@ -537,4 +537,4 @@ def bad_delay(delay: float) -> None:
 def test_the_delay_of_a_batch(group, delay):
     error = group[0].fails(bad_delay, delay)
     assert error.kind == "ValueError"
-    assert "max_delay must be finite and at least 0" in error.message
+    assert "max_delay must not be negative or infinite" in error.message
