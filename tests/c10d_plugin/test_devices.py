@@ -104,8 +104,8 @@ for _ in range(10):
 else:
     sys.exit(0)
 
-class Slow:
-    sleep = staticmethod(time.sleep)
+class Slow:  # the threads let go while the interpreter is still ending
+    sleep = staticmethod(time.sleep)  # the module goes before
     def __del__(self):
         self.sleep(0.1)
 

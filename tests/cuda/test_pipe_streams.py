@@ -268,6 +268,9 @@ def test_copies_run_beside_the_computation_of_other_micro_batches():
     assert together > 0
 
 
+MICRO_BATCH = 2048 // 4 * 64 * 4  # bytes of one's inputs, or of a gradient, in what follows
+
+
 def memory(mode, way):
     """Bytes of each device that a step needs: after the forward, and at most."""
     torch.manual_seed(0)
@@ -291,13 +294,17 @@ def memory(mode, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_falls_from_never_to_except_last_to_always(way):
-    """Strictly, on each device, for what is kept; the most is also what a recomputation needs."""
+    """Strictly, on each device, for what is kept; the most is also what a recomputation needs.
+
+    On threads the gradients of the other three micro-batches may come before a stage is at them.
+    """
+    early = 0 if way == "inline" else 3 * MICRO_BATCH
     never, except_last, always = (memory(mode, way) for mode in ("never", "except_last", "always"))
     print(never, except_last, always)
     for index in EACH:
         assert never[0][index] > 2 * except_last[0][index]
         assert except_last[0][index] > always[0][index]
         assert never[1][index] > 1.5 * except_last[1][index]
-        assert except_last[1][index] >= always[1][index]
+        assert except_last[1][index] + early >= always[1][index]
     if len(EACH) == 2:  # the most falls at the last stage, which is the host's beside one GPU
         assert sum(except_last[1]) > sum(always[1])

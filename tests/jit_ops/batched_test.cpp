@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "rpc_backend/core/call_context.h"
+#include "tests/support/waiting.h"
 
 namespace weft::ops {
 namespace {
@@ -155,7 +156,8 @@ TEST(Batched, ABatchMayTakeAsLongAsItsLatestCall) {
     ask(*made, at::ones({1}))->wait();
   };
   std::thread first([&] { askFor(late); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  // A request keeps its call: the first is in the batch, or about to be.
+  EXPECT_TRUE(waitUntil([&] { return late.use_count() > 1; }, seconds(20)));
   askFor(early);
   first.join();
   EXPECT_GT(left, 1800);

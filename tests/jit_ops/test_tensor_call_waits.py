@@ -11,6 +11,7 @@ import time
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
+from waiting import takes
 from workers import Group
 
 import weft
@@ -34,7 +35,7 @@ class SlowBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        time.sleep(SLOW)
+        takes(SLOW)
         return gradient
 
 

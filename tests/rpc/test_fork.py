@@ -21,6 +21,7 @@ FORKED = "was forked after init_rpc"
 SOON = 5.0  # seconds within which a child has ended; a hang lasts for ever
 
 _kept: list[object] = []
+_child_has_ended = threading.Event()
 
 
 # What workers run.
@@ -115,6 +116,14 @@ def _use_everything(to: str, pending: object) -> None:
     _kept.clear()
 
 
+def wait_for_the_child() -> None:
+    _child_has_ended.wait(30)
+
+
+def end_the_wait() -> None:
+    _child_has_ended.set()
+
+
 def in_a_child(to: str, shuts_down: bool) -> tuple[int, float]:
     """All that a child may try, while this process has a call in flight."""
     import torch.distributed.rpc as rpc
@@ -124,8 +133,10 @@ def in_a_child(to: str, shuts_down: bool) -> tuple[int, float]:
         if shuts_down:
             _refused(rpc.shutdown)
 
-    pending = rpc.rpc_async(to, time.sleep, args=(5.0,))
+    pending = rpc.rpc_async(to, wait_for_the_child)
     ended = _child(body)
+    assert not pending.done()
+    rpc.rpc_sync(to, end_the_wait)
     pending.wait()
     return ended
 

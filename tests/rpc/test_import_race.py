@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-import time
 from importlib import _bootstrap  # type: ignore[attr-defined]
 
 import pytest
 from alone import alone  # noqa: F401  a fixture
 from torch.distributed.rpc import api
+from waiting import wait_until
 
 HOOKS = """
 import threading
@@ -69,8 +69,7 @@ def test_a_call_ends_no_import(hooks, alone):  # noqa: F811
     importer.start()
     assert hooks.entered.wait(30)
     call.start()
-    while not call.waits_for_an_import:
-        time.sleep(0.001)
+    wait_until(lambda: call.waits_for_an_import, "the call waits for the import")
     hooks.go.set()
     importer.join(30)
     call.join(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 
 import pytest
@@ -28,9 +29,15 @@ def group():
 
 # What workers run.
 
+_interrupted = threading.Event()
+
 
 def echo(*values):
     return values
+
+
+def wait_until_interrupted() -> None:
+    _interrupted.wait(60)
 
 
 def make_rref() -> None:
@@ -58,12 +65,16 @@ def wait_in(kind: str):
         "wait": lambda: rpc.rpc_async("worker1", echo, args=(one,)).wait(),
         "wait for a builtin": lambda: rpc.rpc_async("worker1", torch.add, args=(one, 1)).wait(),
         "to_here": lambda: make_rref.rref.to_here(),
-        "own to_here": lambda: rpc.remote("worker0", time.sleep, args=(3,)).to_here(),
+        "own to_here": lambda: rpc.remote("worker0", wait_until_interrupted).to_here(),
         "a full queue": lambda: [
             rpc.rpc_async("worker1", echo, args=(torch.ones(1 << 24),)) for _ in range(9)
         ],
     }
-    return ended_by(waits[kind], kind)
+    _interrupted.clear()
+    try:
+        return ended_by(waits[kind], kind)
+    finally:
+        _interrupted.set()
 
 
 def join_until(*arguments, **options) -> tuple[str, float]:

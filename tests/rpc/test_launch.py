@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import waiting
 
 BOUND = 90
 
@@ -28,24 +29,23 @@ sys.exit(3 if "fails" in sys.argv else 0)
 """
 
 KILLS = """
-import os, signal, time
+import os, signal
 import torch.distributed.rpc as rpc
 import weft
 from beside import where
+from waiting import wait_until
 
 weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
 before = rpc.rpc_sync("worker1", where)[1]
 os.kill(before, signal.SIGKILL)
-end = time.monotonic() + 60
-while True:
+
+def is_back():
     try:
-        after = rpc.rpc_sync("worker1", where, timeout=5)[1]
+        return rpc.rpc_sync("worker1", where, timeout=5)[1] != before
     except RuntimeError:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-        continue
-    if after != before:
-        break
+        return False
+
+wait_until(is_back, "worker1 is back", timeout=60, interval=0.05)
 print("is back")
 rpc.shutdown()
 """
@@ -65,6 +65,7 @@ signal.pause()
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "beside.py").write_text(BESIDE)
+    (tmp_path / "waiting.py").symlink_to(waiting.__file__)
     return tmp_path
 
 

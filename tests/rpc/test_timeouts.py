@@ -480,17 +480,18 @@ def test_shutdown_refuses_what_is_no_time(timeout):
         assert NOT_A_TIME in one[0].call(leave_badly, timeout)
 
 
-def barrier_during_call(to: str, lasts: float, timeout: float) -> str:
+def barrier_during_call(to: str, timeout: float) -> str:
     """How the barrier of a shutdown ends while a call is in flight."""
     import torch.distributed.rpc as rpc
 
-    call = rpc.rpc_async(to, time.sleep, args=(lasts,))
+    call = rpc.rpc_async(to, wait_for_gate)
     try:
         rpc.api._get_current_rpc_agent().barrier(timeout)
         return "passed"
     except RuntimeError as error:
         return str(error)
     finally:
+        rpc.rpc_sync(to, open_gate)
         call.wait()
 
 
@@ -498,7 +499,7 @@ def test_the_time_of_a_shutdown_bounds_all_its_rounds():
     """Each round could wait for as long again, until the calls have ended and it passes."""
     with Group(2) as two:
         for worker, other in zip(two, ("worker1", "worker0"), strict=True):
-            worker.start(barrier_during_call, other, 5.0, 1.0)
+            worker.start(barrier_during_call, other, 1.0)
         for worker in two:
             assert "gave up after 1000 ms" in worker.result()
 

@@ -61,7 +61,7 @@ struct AlteredPipe {
   }
 };
 
-class AlteredEnd final : public Stream {
+class AlteredEnd : public Stream {
  public:
   // Takes and gives no more at once than `at_once`.
   AlteredEnd(AlteredPipe& in, AlteredPipe& out) : in_(in), out_(out) {}

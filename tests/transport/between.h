@@ -38,6 +38,10 @@ struct Between {
     to_a->breakAll();
     to_b->breakAll();
   }
+  void swallowAll(bool all) {
+    to_a->swallowAll(all);
+    to_b->swallowAll(all);
+  }
   void expectNobodyLost() {
     EXPECT_TRUE(first.losses().empty() && second.losses().empty())
         << (first.losses().empty() ? second.losses() : first.losses())[0].reason.text();

@@ -280,7 +280,7 @@ TEST(BulkConnection, CloseWritesBothHalvesToOneThatClosesToo) {
   for (unsigned i = 0; i < 4; ++i, ++sent)
     expectOk(pair.a->send(1, sealed({randomBuffer(24 * kMiB, i)})));
   std::thread one([&] { pair.a->close(kPatience); });
-  takes(milliseconds(2));
+  letOthersBlock(milliseconds(2));
   pair.b->close(kPatience);
   one.join();
   // Heard before it closed itself, a goodbye means that nothing more goes.

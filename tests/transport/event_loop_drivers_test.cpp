@@ -89,7 +89,7 @@ TEST(EventLoopDrivers, TheOneThatWaitsReadsItself) {
   constexpr int kTimes = 200;
   for (int i = 0; i < kTimes; ++i) {
     std::thread writer([&] {
-      timeForWhatMustNotHappen(milliseconds(1));
+      letOthersBlock(milliseconds(1));
       echo.write();
     });
     EXPECT_EQ(driveUntil(*loop, [&] { return echo.count() > i; }), Driven::kDone);
@@ -155,7 +155,7 @@ TEST(EventLoopDrivers, ATimerThatALeavingOneMadeIsNotForgotten) {
     std::promise<void> rang;
     std::atomic<bool> made{false};
     std::thread poster([&] {
-      timeForWhatMustNotHappen(milliseconds(1));
+      letOthersBlock(milliseconds(1));
       loop->post([&] {
         loop->runAfter(milliseconds(2), [&] { rang.set_value(); });
         made = true;

@@ -4,11 +4,11 @@
 #include <sys/eventfd.h>
 
 #include <cerrno>
-#include <future>
 #include <memory>
 #include <vector>
 
 #include "tests/support/fuzz_input.h"
+#include "tests/transport/fuzz_steps.h"
 #include "transport/base/os/unique_fd.h"
 #include "transport/bulk/bulk_connection.h"
 
@@ -204,20 +204,8 @@ class Run {
   std::shared_ptr<BulkConnection> bulk_;
 };
 
-void go(EventLoop& loop, std::shared_ptr<Run> run, std::promise<void>& done) {
-  if (!run->step()) {
-    run.reset();
-    return done.set_value();
-  }
-  loop.post([&loop, run = std::move(run), &done]() mutable { go(loop, std::move(run), done); });
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static EventLoop& loop = *EventLoop::create("fuzz", EventLoop::Idle::kSleep).value().release();
-  std::promise<void> done;
-  loop.post([&] { go(loop, std::make_shared<Run>(loop, data, size), done); });
-  done.get_future().wait();
-  return 0;
+  return runInSteps<Run>(data, size);
 }

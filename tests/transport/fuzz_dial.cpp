@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <future>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "tests/support/fuzz_input.h"
+#include "tests/transport/fuzz_steps.h"
 #include "transport/base/log.h"
 #include "transport/connect/connector.h"
 #include "transport/io/socket.h"
@@ -230,14 +230,6 @@ class Run {
   int turns_ = 0;
 };
 
-void go(EventLoop& loop, std::shared_ptr<Run> run, std::promise<void>& done) {
-  if (!run->step()) {
-    run.reset();
-    return done.set_value();
-  }
-  loop.post([&loop, run = std::move(run), &done]() mutable { go(loop, std::move(run), done); });
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -246,9 +238,5 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static EventLoop& loop = *EventLoop::create("fuzz", EventLoop::Idle::kSleep).value().release();
-  std::promise<void> done;
-  loop.post([&] { go(loop, std::make_shared<Run>(loop, data, size), done); });
-  done.get_future().wait();
-  return 0;
+  return runInSteps<Run>(data, size);
 }

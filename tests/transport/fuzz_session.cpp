@@ -10,13 +10,13 @@
 
 #include <array>
 #include <cerrno>
-#include <future>
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <vector>
 
 #include "tests/support/fuzz_input.h"
+#include "tests/transport/fuzz_steps.h"
 #include "transport/arena/shared_arena.h"
 #include "transport/base/log.h"
 #include "transport/frame/frame.h"
@@ -434,15 +434,6 @@ class Run {
   bool closing_ = false;
 };
 
-// Between two calls of step() the loop does what it has to do.
-void go(EventLoop& loop, std::shared_ptr<Run> run, std::promise<void>& done) {
-  if (!run->step()) {
-    run.reset();
-    return done.set_value();
-  }
-  loop.post([&loop, run = std::move(run), &done]() mutable { go(loop, std::move(run), done); });
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -451,9 +442,5 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static EventLoop& loop = *EventLoop::create("fuzz", EventLoop::Idle::kSleep).value().release();
-  std::promise<void> done;
-  loop.post([&] { go(loop, std::make_shared<Run>(loop, data, size), done); });
-  done.get_future().wait();
-  return 0;
+  return runInSteps<Run>(data, size);
 }

@@ -250,16 +250,14 @@ TEST_P(Reconnect, APeerThatCannotBeReachedIsLostOnceAndForBoth) {
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
   ASSERT_TRUE(eventually([&] { return statsOf(*between.a).queued_bytes == 0; }));  // acknowledged
-  between.to_a->swallowAll(true);
-  between.to_b->swallowAll(true);
+  between.swallowAll(true);
   expectOk(between.a->send(1, textMessage("two")));
   ASSERT_TRUE(between.first.waitForLosses(1));
   EXPECT_EQ(between.first.losses()[0].reason.code(), ErrorCode::kPeerLost);
   ASSERT_EQ(between.first.failed().size(), 1U);
   EXPECT_EQ(between.first.failed()[0].first, "two");
   // What comes back too late meets the end of the session.
-  between.to_a->swallowAll(false);
-  between.to_b->swallowAll(false);
+  between.swallowAll(false);
   ASSERT_TRUE(between.second.waitForLosses(1));
   EXPECT_EQ(between.a->send(1, textMessage("late")).code(), ErrorCode::kPeerLost);
   between.a->close();
@@ -277,8 +275,7 @@ TEST_P(Reconnect, OneThatGaveUpTellsTheOtherWhoDials) {
   });
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
-  between.to_a->swallowAll(true);
-  between.to_b->swallowAll(true);
+  between.swallowAll(true);
   ASSERT_TRUE(between.first.waitForLosses(1));
   between.to_a->swallowAll(false);
   between.breakAll();

@@ -42,16 +42,14 @@ TEST_P(Reunions, TwoThatAreCutOffForLongMeetAgain) {
     expectOk(between.a->send(1, textMessage(sent.back())));
     ASSERT_TRUE(between.second.waitForMessages(sent.size()));
     ASSERT_TRUE(eventually([&] { return statsOf(*between.a).queued_bytes == 0; }));
-    between.to_a->swallowAll(true);
-    between.to_b->swallowAll(true);
+    between.swallowAll(true);
     expectOk(between.a->send(1, textMessage("in the outage")));
     ASSERT_TRUE(between.first.waitForLosses(outage));
     ASSERT_TRUE(between.second.waitForLosses(outage));
     ASSERT_TRUE(between.first.waitForFailed(outage));
     EXPECT_EQ(between.a->send(1, textMessage("too late")).code(), ErrorCode::kPeerLost);
     EXPECT_EQ(between.b->send(0, textMessage("too late")).code(), ErrorCode::kPeerLost);
-    between.to_a->swallowAll(false);
-    between.to_b->swallowAll(false);
+    between.swallowAll(false);
     ASSERT_TRUE(between.first.waitForReturned(outage));
     ASSERT_TRUE(between.second.waitForReturned(outage));
     expectOk(between.b->send(0, textMessage("back")));
@@ -73,12 +71,10 @@ TEST_P(Reunions, TheNewSessionIsMadeAgainWhenItBreaks) {
   });
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
-  between.to_a->swallowAll(true);
-  between.to_b->swallowAll(true);
+  between.swallowAll(true);
   ASSERT_TRUE(between.first.waitForLosses(1));
   ASSERT_TRUE(between.second.waitForLosses(1));
-  between.to_a->swallowAll(false);
-  between.to_b->swallowAll(false);
+  between.swallowAll(false);
   ASSERT_TRUE(between.second.waitForReturned(1));
   for (int i = 0; i < 200; ++i) {
     if (i % 50 == 25) between.breakAll();
@@ -98,8 +94,7 @@ TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
   });
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
-  between.to_a->swallowAll(true);
-  between.to_b->swallowAll(true);
+  between.swallowAll(true);
   ASSERT_TRUE(between.first.waitForLosses(1));
   ASSERT_TRUE(between.second.waitForLosses(1));
   EndpointOptions options = optionsFor(0, GetParam());
@@ -109,8 +104,7 @@ TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
   expectOk(successor->addPeer({1, "worker1", between.b->address()}));
   expectOk(successor->send(1, textMessage("successor")));
   ASSERT_TRUE(between.second.waitForMessages(2));
-  between.to_a->swallowAll(false);
-  between.to_b->swallowAll(false);
+  between.swallowAll(false);
   successor->close();
   ASSERT_TRUE(between.second.waitForLosses(2));
   timeForWhatMustNotHappen(milliseconds(500));  // it would come in by now
@@ -130,12 +124,10 @@ TEST_P(Reunions, AHandlerThatThrowsAtAReturnKeepsThePeer) {
   const LoggedErrors errors;
   expectOk(between.a->send(1, textMessage("before")));
   ASSERT_TRUE(between.second.waitForMessages(1));
-  between.to_a->swallowAll(true);
-  between.to_b->swallowAll(true);
+  between.swallowAll(true);
   ASSERT_TRUE(between.first.waitForLosses(1));
   ASSERT_TRUE(between.second.waitForLosses(1));
-  between.to_a->swallowAll(false);
-  between.to_b->swallowAll(false);
+  between.swallowAll(false);
   ASSERT_TRUE(between.first.waitForReturned(1));
   ASSERT_TRUE(between.second.waitForReturned(1));
   expectOk(between.b->send(0, textMessage("back")));
@@ -164,8 +156,7 @@ void displace(Via via, std::int32_t rank, bool throws = false) {
   Endpoint& other = rank == 0 ? *between.b : *between.a;
   expectOk(own.send(1 - rank, textMessage("one")));
   ASSERT_TRUE(keeper.waitForMessages(1));
-  between.to_a->swallowAll(true);
-  between.to_b->swallowAll(true);
+  between.swallowAll(true);
   ASSERT_TRUE(between.first.waitForLosses(1));
   ASSERT_TRUE(between.second.waitForLosses(1));
   EndpointOptions options = optionsFor(rank, via);
@@ -176,8 +167,7 @@ void displace(Via via, std::int32_t rank, bool throws = false) {
   expectOk(newcomer->send(1 - rank, textMessage("in its place")));
   ASSERT_TRUE(keeper.waitForMessages(2));
   const LoggedErrors errors;
-  between.to_a->swallowAll(false);
-  between.to_b->swallowAll(false);
+  between.swallowAll(false);
   ASSERT_TRUE(displaced.waitForDisplaced(1));
   const std::string name = "worker '" + optionsFor(rank).name + "' (rank " + std::to_string(rank);
   EXPECT_NE(errors.text().find(name + ") is displaced"), std::string::npos) << errors.text();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/transport/altered_pipe.h"
 #include "tests/transport/certificates.h"
 #include "tests/transport/raw_tls.h"
 #include "tests/transport/stream_pieces.h"
@@ -20,62 +21,30 @@ namespace {
 using Role = TlsConnection::Role;
 using Step = TlsConnection::Step;
 
-// One direction of a connection.
-struct Pipe {
-  Bytes bytes;
-  std::size_t given = 0;
-  bool ended = false;
-};
+using Pipe = AlteredPipe;
 
 // One end: takes and gives as much at once as a random number says, if there is one.
-class End final : public Stream {
+class End final : public AlteredEnd {
  public:
-  End(Pipe& in, Pipe& out) : in_(in), out_(out) {}
-  IoResult write(std::span<iovec> from, std::span<const int>) override {
-    std::size_t allowed = limit();
-    IoResult result;
-    for (const iovec& part : from) {
-      const std::size_t some = std::min(allowed, part.iov_len);
-      const auto* const begin = static_cast<const std::byte*>(part.iov_base);
-      out_.bytes.insert(out_.bytes.end(), begin, begin + some);
-      result.count += some;
-      allowed -= some;
-    }
-    if (result.count == 0) result.error = EAGAIN;
-    return result;
+  using AlteredEnd::AlteredEnd;
+
+  IoResult write(std::span<iovec> from, std::span<const int> fds) override {
+    drawLimit();
+    return AlteredEnd::write(from, fds);
   }
   IoResult read(std::span<iovec> into) override {
     ++reads;
-    std::size_t left = std::min(in_.bytes.size() - in_.given, limit());
-    IoResult result;
-    for (const iovec& part : into) {
-      const std::size_t some = std::min(left, part.iov_len);
-      std::copy_n(in_.bytes.begin() + static_cast<std::ptrdiff_t>(in_.given), some,
-                  static_cast<std::byte*>(part.iov_base));
-      in_.given += some;
-      result.count += some;
-      left -= some;
-    }
-    if (result.count == 0) {
-      result.end = in_.ended && in_.given == in_.bytes.size();
-      result.error = result.end ? 0 : EAGAIN;
-    }
-    return result;
+    drawLimit();
+    return AlteredEnd::read(into);
   }
-  void finishWriting() override { out_.ended = true; }
-  void breakOff() override {}
-  int pollFd() const override { return -1; }
-  const char* transportName() const override { return "tcp"; }
 
   Random* random = nullptr;
   int reads = 0;
 
  private:
-  std::size_t limit() {
-    return random == nullptr ? SIZE_MAX : draw(*random, std::size_t{1} << draw(*random, 18));
+  void drawLimit() {
+    if (random != nullptr) at_once = draw(*random, std::size_t{1} << draw(*random, 18));
   }
-  Pipe& in_;
-  Pipe& out_;
 };
 
 const std::shared_ptr<const TlsContext>& context() {
