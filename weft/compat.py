@@ -27,6 +27,7 @@ import torch.distributed
 from torch import nn
 
 from weft.pipe import Pipe
+from weft.pipe._inputs import check_inputs
 from weft.pipe._memory import MemoryReport
 from weft.pipe._partition import WholeSequential, apart
 from weft.pipe.balance import place
@@ -106,11 +107,16 @@ class GPipe(Pipe):
         Args:
             input: a tensor, or a tuple, which the first layer gets as one argument.
         """
-        return self._run(*apart(input))
+        return self._run(*self._apart(input))
 
     def memory_report(self, input: Any) -> MemoryReport:  # type: ignore[override]
         """See :meth:`weft.Pipe.memory_report`; ``input`` as for :meth:`forward`."""
-        return super().memory_report(*apart(input))
+        return super().memory_report(*self._apart(input))
+
+    def _apart(self, input: Any) -> tuple[Any, ...]:
+        mark, *inputs = apart(input)
+        check_inputs(tuple(inputs), self.devices)  # an error of the engine would show the mark
+        return (mark, *inputs)
 
 
 def install() -> None:

@@ -185,7 +185,7 @@ class RemoteModule(ModuleAtOwner):
 
     # Calls
 
-    def _call_async(self, method: str, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+    def _call_async(self, method: str, /, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         return rpc.rpc_async(
             self.module_rref.owner(),
             owner.run,
@@ -193,7 +193,7 @@ class RemoteModule(ModuleAtOwner):
             timeout=self.timeout,
         )
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._call_async(method, *args, **kwargs).wait()
 
     def _at_owner(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -204,11 +204,11 @@ class RemoteModule(ModuleAtOwner):
             timeout=self.timeout,
         )
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's ``forward`` there and waits for the result."""
         return self._call("forward", *args, **kwargs)
 
-    def forward_async(self, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
+    def forward_async(self, /, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         """As ``forward``, but returns a future at once."""
         return self._call_async("forward", *args, **kwargs)
 

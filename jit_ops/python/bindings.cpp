@@ -1,5 +1,6 @@
 #include "jit_ops/python/bindings.h"
 
+#include <torch/csrc/distributed/rpc/py_rref.h>
 #include <torch/csrc/jit/python/module_python.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -24,6 +25,19 @@ at::IValue inferred(py::handle object) {
   const py::object found = infer(object);
   if (!found.attr("success")().cast<bool>()) throw py::type_error("unknown to TorchScript");
   return torch::jit::toIValue(object, found.attr("type")().cast<c10::TypePtr>());
+}
+
+bool isRRef(py::handle object) { return py::isinstance<torch::distributed::rpc::PyRRef>(object); }
+
+// Not by inference, which takes torch's Python class of RRefs for one that TorchScript compiles.
+at::IValue rrefValue(py::handle object, const std::string& what) {
+  at::IValue value = torch::jit::toIValue(object, c10::RRefType::create(c10::AnyType::get()));
+  if (value.toRRef()->type()->kind() == c10::TypeKind::PyObjectType) {
+    throw py::type_error(what +
+                         " holds an RRef of a Python object, which published modules cannot "
+                         "use: one of a tensor or of another value of TorchScript can be sent");
+  }
+  return value;
 }
 
 // How deeply lists, tuples and dicts may be nested. Pickler and unpickler recurse into them, and a
@@ -56,6 +70,7 @@ at::IValue dictValue(const py::dict& dict, const std::string& what, int depth) {
 at::IValue toValue(py::handle object, const std::string& what, int depth) {
   if (THPVariable_Check(object.ptr())) return THPVariable_Unpack(object.ptr());
   if (object.is_none()) return {};
+  if (isRRef(object)) return rrefValue(object, what);
   checkDepth(what, depth);
   if (py::isinstance<py::list>(object)) {
     c10::List<at::IValue> out(c10::AnyType::get());

@@ -125,8 +125,9 @@ void refuseUnregisteredLeaves(const autograd::edge_list& outputs, const NodePtr&
     TORCH_CHECK(
         typeid(*node) != typeid(autograd::AccumulateGrad), "stage ", stage,
         " uses a tensor that requires a gradient and is neither an input of it nor one of its "
-        "registered parameters. It would get no gradient: register it with nn.Parameter, "
-        "or pass it as an input.");
+        "registered parameters. It would get no gradient: register it with nn.Parameter, or pass "
+        "it as an input. What a remote call gives is such a tensor, too: a weft.RemoteModule can "
+        "be a stage of a Pipe with a schedule; detach what other calls give.");
     for (const autograd::Edge& edge : node->next_edges())
       visit(edge);
   }

@@ -66,6 +66,17 @@ void refuseCachedParametrizations() {
               "forward inside of it as well.");
 }
 
+// Before what a layer raised leaves the thread, ends what torch.utils.checkpoint left open there.
+[[noreturn]] void throwLayersError() {
+  py::error_already_set error;
+  if (error.trace()) {
+    py::module_::import("weft._torch.checkpoints")
+        .attr("end_checkpoints")(error.value(), error.trace());
+  }
+  error.restore();
+  throwPythonError();
+}
+
 }  // namespace
 
 void throwPythonError() {
@@ -115,7 +126,7 @@ Batch PythonStage::call(const Batch& input) {
   const py::tuple arguments = toArguments(input);
   const auto result =
       py::reinterpret_steal<py::object>(PyObject_Call(module_.ptr(), arguments.ptr(), nullptr));
-  if (!result) throwPythonError();
+  if (!result) throwLayersError();
   return toBatch(result);
 }
 

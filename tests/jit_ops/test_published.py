@@ -65,8 +65,16 @@ def publish_functions() -> None:
     def hollow(kind: str) -> object:
         return hollow_value(kind)
 
-    for function in (meet, die, bad, fails, given, hollow):
+    def referred(x: torch.Tensor) -> object:
+        return rpc.RRef(x)
+
+    @torch.jit.script
+    def fetched(x: rpc.RRef[torch.Tensor]) -> torch.Tensor:
+        return x.to_here() * 2
+
+    for function in (meet, die, bad, fails, given, hollow, referred):
         weft.publish(function.__name__, function)
+    weft.publish("fetched", fetched)
 
 
 def hollow_value(kind: str) -> object:
@@ -104,6 +112,20 @@ def deep_there_and_back(depth: int) -> int:
     for _ in range(depth):
         (back,) = back
     return len(back)
+
+
+def references_travel() -> None:
+    own = rpc.RRef(X)
+    there = weft.call("worker0/referred", X)
+    assert (own.owner_name(), there.owner_name()) == ("worker1", "worker0")
+    back = weft.call("worker0/given", {"own": [own], "there": (there, 1)})
+    for one in (there, back["own"][0], back["there"][0]):
+        assert torch.equal(one.to_here(), X)
+    for one in (own, there, weft.call_remote("worker0/encoder", X)):
+        assert torch.equal(weft.call("worker0/fetched", one), one.to_here() * 2)
+    for value in (rpc.RRef(object()), [rpc.RRef(object())]):
+        with pytest.raises(TypeError, match="argument 0 holds an RRef of a Python object"):
+            weft.call("worker0/given", value)
 
 
 def publish_late(name: str, seconds: float) -> None:
@@ -319,6 +341,10 @@ def test_tensors_in_containers(pair):
     back = pair[1].call(ask, "worker0/echo", {"a": [X, X + 1]}, method="nested")
     assert list(back) == ["a"]
     assert torch.equal(back["a"][1], X + 1)
+
+
+def test_references_travel(pair):
+    pair[1].call(references_travel)
 
 
 @pytest.mark.parametrize(

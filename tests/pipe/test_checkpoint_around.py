@@ -3,6 +3,8 @@ tensors, autocast and its end before a double backward."""
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from pipe_models import MODES, WAYS, PipeAsLayer, assert_same, gradients, make_pipe, piped
@@ -158,3 +160,31 @@ def test_deferred_statistics_under_a_reentrant_checkpoint(mode, way):
     x = X.clone().requires_grad_()
     checkpoint(PipeAsLayer(pipe), x, use_reentrant=True).sum().backward()
     assert pipe[1].num_batches_tracked == 1
+
+
+class Raises(nn.Module):
+    """In a checkpoint of its own."""
+
+    def forward(self, x):
+        return checkpoint(self.fail, x, use_reentrant=False)
+
+    def fail(self, x):
+        raise ValueError(f"no {len(x)}")
+
+
+@ways
+def test_a_checkpoint_that_raised_leaves_nobody_elses_hooks(way):
+    """Torch takes its hooks away when the exception is dropped, from the thread that drops it."""
+    pipe = make_pipe(nn.Sequential(nn.Linear(4, 4), Raises()), way, chunks=2, checkpoint="never")
+    kept = []
+    try:
+        pipe(X)
+    except ValueError as error:
+        kept.append(error)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    called = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: called.append(t) or t, lambda t: t):
+        assert kept.pop() is not None
+        gc.collect()
+        torch.tanh(X.clone().requires_grad_())
+    assert called

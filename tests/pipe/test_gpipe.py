@@ -122,6 +122,15 @@ def test_several_arguments_are_refused():
     assert model.partitions[0](torch.ones(1, 2)).shape == (1, 3), "a call of the program's own"
 
 
+@pytest.mark.parametrize("value", [[torch.ones(1, 2)], {"a": torch.ones(1, 2)}])
+def test_what_is_not_split_is_refused_by_its_type(value):
+    model = GPipe(layers(), [1, 2], devices=CPUS)
+    with pytest.raises(TypeError, match=rf"any tensors: \({type(value).__name__}\); a tensor"):
+        model(value)
+    with pytest.raises(TypeError, match=rf"any tensors: \({type(value).__name__}\); a tensor"):
+        model.memory_report(value)
+
+
 def test_balances_of_layers_that_get_a_tuple_as_one_argument():
     sample = torch.ones(4, 3)
     assert balance_by_time(4, pairs(), sample, timeout=0, unpack=False) == [1, 1, 1, 1]

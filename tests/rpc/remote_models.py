@@ -153,6 +153,13 @@ class UsesLate(nn.Module):
         return late.x, late.n
 
 
+class TakesMethod(nn.Module):
+    """Takes an argument by a name that Weft's own functions have."""
+
+    def forward(self, times: int, *, method: str) -> str:
+        return method * times
+
+
 class Keywords(nn.Module):
     """What else TorchScript has for arguments."""
 

@@ -41,6 +41,9 @@ def calls() -> None:
     same(there.remote.encode(x), here.encode(x))
     same(there.remote_async.encode(x).wait(), here.encode(x))
     assert there.remote.mode() is True
+    named = remote(models.TakesMethod)
+    results = named(2, method="a"), named.remote.forward(2, method="a")
+    assert results == (named.forward_async(2, method="a").wait(), "aa") == ("aa", "aa")
 
 
 def test_calls_give_what_the_module_gives(group):

@@ -28,7 +28,7 @@ class NoChunk:
 
     def __init__(self, inp: Tensor) -> None:
         if not isinstance(inp, Tensor):
-            raise TypeError(f"NoChunk only supported for tensors, found: {inp}")
+            raise TypeError(f"NoChunk only supported for tensors, found: {type(inp).__name__}")
         self._tensor = inp
 
     @property
@@ -59,7 +59,11 @@ def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> li
     """The tensors to split; raises unless there is one, and all are on the first device."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     if not tensors:
-        raise TypeError(f"inputs do not have any tensors: {inputs}")
+        kinds = ", ".join(type(value).__name__ for value in inputs)
+        raise TypeError(
+            f"inputs do not have any tensors: ({kinds}); a tensor that is to be split is an argument "
+            "itself, not inside a list or a dictionary"
+        )
     first = devices[0] if devices else torch.device("cpu")
     for tensor in tensors:
         if tensor.device != first:

@@ -1,0 +1,31 @@
+"""What ``torch.utils.checkpoint`` leaves open where its function raises."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from types import TracebackType
+
+
+def end_checkpoints(error: BaseException, trace: TracebackType | None) -> None:
+    """Ends the checkpoints that ``error`` has come out of, on the thread where they ran.
+
+    ``checkpoint`` leaves its generator (``_checkpoint_without_reentrant_generator``) suspended. The
+    saved-tensor hooks that it has pushed stay on this thread until the exception's frames are
+    dropped, on any thread: there the generator pops hooks that may be somebody else's.
+
+    Args:
+        error: what was raised.
+        trace: its traceback.
+    """
+    before = error.__context__  # raised deeper, so its hooks are on top
+    if before is not None:
+        end_checkpoints(before, before.__traceback__)
+    for frame, _ in reversed(list(traceback.walk_tb(trace))):
+        if frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+            continue
+        generator = frame.f_locals.get("gen")
+        if inspect.isgenerator(generator):
+            with contextlib.suppress(RuntimeError):  # its hooks are gone already
+                generator.close()
