@@ -268,13 +268,16 @@ void EndpointMailbox::tellOfAbort(int to) {
   {
     const std::lock_guard<std::mutex> lock(state_.mutex);
     MailboxPeer& peer = state_.peer(to);
-    if (peer.presence != Presence::kHere || state_.phase != Phase::kAborted ||
-        std::exchange(peer.told_of_abort, true))
+    if (peer.presence != Presence::kHere || state_.phase != Phase::kAborted || peer.told_of_abort)
       return;
     header.id = static_cast<std::uint64_t>(state_.reason.code());
     header.text = state_.reason.text();
   }
   state_.tell(to, header);
+  // Not before: close(), on another thread, would not tell, and close the endpoint to this message.
+  // A rank that two threads tell hears the second as one more message of a rank that is gone.
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  state_.peer(to).told_of_abort = true;
 }
 
 // Loop thread: nobody reads or writes this rank's memory afterwards.
