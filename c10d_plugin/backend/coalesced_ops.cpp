@@ -97,6 +97,16 @@ struct Rows {
   at::Tensor matrix;
 };
 
+// How each tensor is reduced: a factor depends on the type. Throws as reductionOf() does.
+std::vector<TensorReduction> reductionsOf(const c10d::ReduceOp& op, const Tensors& tensors,
+                                          const char* title) {
+  std::vector<TensorReduction> reductions;
+  reductions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors)
+    reductions.push_back(reductionOf(op, tensor.scalar_type(), title));
+  return reductions;
+}
+
 void allReduceOne(OpContext& context, const at::Tensor& tensor, const TensorReduction& how) {
   const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
   context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
@@ -156,18 +166,17 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
   for (const at::Tensor& tensor : tensors) {
     checkDense(tensor, kTitle);
     checkWritable(tensor, kTitle);
-    (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
   }
-  const TensorReduction how = reductionOf(opts.reduceOp, tensors.front().scalar_type(), kTitle);
+  const std::vector<TensorReduction> hows = reductionsOf(opts.reduceOp, tensors, kTitle);
   return submit(OpType::ALLREDUCE_COALESCED, kTitle, opts, tensors, tensors,
-                [tensors, how](OpContext& context) {
+                [tensors, hows](OpContext& context) {
                   // Tensors that share memory are all reduced from what they hold now.
                   const bool disjoint = occupied(tensors).disjoint();
                   Tensors reduced;
                   for (const at::Tensor& tensor : tensors)
                     reduced.push_back(disjoint ? tensor : copyOf(tensor));
                   forEachPack(context, reduced, [&](const auto& places) {
-                    allReducePack(context, pick(reduced, places), how);
+                    allReducePack(context, pick(reduced, places), hows[places.front()]);
                   });
                   for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
                     copyInto(tensors[i], reduced[i]);
@@ -233,14 +242,13 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
   }
   checkPairs(inputs, outputs, size_, kTitle);
   checkWritable(outputs, kTitle);
-  for (const at::Tensor& tensor : outputs)
-    (void)reductionOf(opts.reduceOp, tensor.scalar_type(), kTitle);
-  const TensorReduction how = reductionOf(opts.reduceOp, outputs.front().scalar_type(), kTitle);
+  const std::vector<TensorReduction> hows = reductionsOf(opts.reduceOp, outputs, kTitle);
   return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
-                [inputs, outputs, how](OpContext& context) {
+                [inputs, outputs, hows](OpContext& context) {
                   const Tensors read = inputsApart(inputs, outputs);
                   forEachPack(context, outputs, [&](const auto& places) {
-                    reduceScatterPack(context, pick(outputs, places), pick(read, places), how);
+                    reduceScatterPack(context, pick(outputs, places), pick(read, places),
+                                      hows[places.front()]);
                   });
                 });
 }

@@ -18,7 +18,6 @@
 #include <functional>
 #include <vector>
 
-#include "c10d_plugin/core/wait_times.h"
 #include "transport/base/buffer.h"
 #include "transport/base/error.h"
 
@@ -87,8 +86,6 @@ class Mailbox {
 
   // The ranks, ascending, that owe a collective a message which has not been announced yet.
   virtual std::vector<int> awaited() const = 0;
-  // What the collectives over this mailbox note here, by its ranks.
-  WaitTimes wait_times;
 
   // Fails all requests, waiting and later ones, and tells the peers that this rank is connected to:
   // what they expect from it fails with the same reason. The requests whose bytes are being read or

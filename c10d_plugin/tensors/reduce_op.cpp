@@ -109,8 +109,12 @@ ContiguousTensor TensorReduction::memoryOf(const at::Tensor& tensor,
                                            ContiguousTensor::Use use) const {
   if (!factor.defined()) return {tensor, use};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor product = at::mul(tensor, factor).to(tensor.scalar_type()).contiguous();
-  return {product, use == ContiguousTensor::Use::kReadWrite ? tensor : at::Tensor()};
+  // In one dimension at least: a tensor of none would not decide the product's type over the
+  // factor, and some types have no common one.
+  const at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
+  const at::Tensor product = at::mul(rows, factor).to(tensor.scalar_type()).contiguous();
+  return {product.reshape(tensor.sizes()),
+          use == ContiguousTensor::Use::kReadWrite ? tensor : at::Tensor()};
 }
 
 TensorReduction reductionOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* operation) {

@@ -27,6 +27,8 @@ class FakeEndpoint final : public transport::Endpoint {
   }
   transport::Error send(std::int32_t to, transport::Message message,
                         std::chrono::milliseconds) override {
+    if (const auto meanwhile = std::exchange(before_send, nullptr)) meanwhile();
+    if (closed) return {transport::ErrorCode::kShutdown, "it is closed"};
     if (gone.at(static_cast<std::size_t>(to)))
       return {transport::ErrorCode::kPeerLost, "it is lost"};
     headers.emplace_back(to, message.header);
@@ -45,7 +47,10 @@ class FakeEndpoint final : public transport::Endpoint {
   }
   void wakeDriver(transport::Driver) override {}
   transport::EndpointStats stats() const override { return figures; }
-  void close(std::chrono::milliseconds) override { kept.clear(); }
+  void close(std::chrono::milliseconds) override {
+    closed = true;
+    kept.clear();
+  }
 
   std::vector<std::pair<std::int32_t, transport::Error>> lost;
   std::vector<transport::Message> kept;
@@ -53,6 +58,8 @@ class FakeEndpoint final : public transport::Endpoint {
   transport::EndpointStats figures;
   std::vector<std::function<void()>> tasks;
   std::array<bool, kRanks> gone{};
+  bool closed = false;
+  std::function<void()> before_send;  // once, in the next send(): what another thread does then
 
  private:
   const std::string address_ = "fake";

@@ -110,6 +110,32 @@ TEST(Mailboxes, AnAbortIsToldBeforeTheGoodbye) {
   EXPECT_EQ(toldOfAbort(box).size(), 2U);
 }
 
+// It may close while its loop thread is telling of the abort, which then comes too late.
+TEST(Mailboxes, AnAbortThatIsBeingToldIsToldBeforeTheGoodbye) {
+  FakeMailbox box(4096);
+  box->receive(1, 3, {}, [](const Mailbox::Received&) {});
+  box->abort({ErrorCode::kShutdown, "somebody pressed the button"});
+  box.endpoint().headers.clear();
+  box.endpoint().before_send = [&] { box->close(); };
+  box.endpoint().tasks.front()();
+  EXPECT_TRUE(box.endpoint().closed);
+  EXPECT_EQ(toldOfAbort(box), std::vector<int>{1});
+}
+
+// A sender may be on its way to the endpoint while its peer gives up and leaves.
+TEST(Mailboxes, ASenderIsToldWhyItsPeerGaveUpBeforeItLeft) {
+  FakeMailbox box(4096);
+  const auto abort = encode(
+      {MailKind::kAbort, 0, static_cast<std::uint64_t>(ErrorCode::kTimeout), 0, {}, "enough"});
+  box.endpoint().before_send = [&] {
+    box.handler().onMessage(1, abort, {});
+    box.endpoint().gone[1] = true;
+  };
+  Error ended;
+  box->send(1, 3, {}, [&](const Error& how) { ended = how; });
+  EXPECT_EQ(ended.text(), "rank 1 gave up: enough");
+}
+
 TEST(Mailboxes, OneThatClosesInOrderTellsOfNoAbort) {
   FakeMailbox box(4096);
   box->receive(1, 3, {}, [](const Mailbox::Received&) {});

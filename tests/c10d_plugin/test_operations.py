@@ -322,6 +322,30 @@ def premultiplied_sums() -> None:
         assert output.eq(total / 2).all()
 
 
+def mixed_types_in_one_premultiplied_call() -> None:
+    """The factor is each type's own: a whole number for integers, which float64 would round."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    large, factor = 2**55 + 1, dist._make_nccl_premul_sum(3.0)
+    for dtypes in ((torch.float32, torch.int64), (torch.int64, torch.float32)):
+        values = {torch.float32: 0.5, torch.int64: large}
+        tensors = [torch.full((2,), values[dtype], dtype=dtype) for dtype in dtypes]
+        with _coalescing_manager():
+            for tensor in tensors:
+                dist.all_reduce(tensor, factor)
+        inputs = [torch.full((2 * size,), values[dtype], dtype=dtype) for dtype in dtypes]
+        outputs = [torch.empty(2, dtype=dtype) for dtype in dtypes]
+        with _coalescing_manager():
+            for output, whole in zip(outputs, inputs, strict=True):
+                dist.reduce_scatter_tensor(output, whole, factor)
+        for tensor in (*tensors, *outputs):
+            expected = 3 * size * values[tensor.dtype]
+            assert tensor.tolist() == [expected] * 2, (rank, tensor, expected)
+
+
 def asynchronous_operations() -> None:
     import torch
     import torch.distributed as dist
@@ -537,6 +561,7 @@ def profiled_operations() -> list[str]:
         coalesced_operations,
         sparse_sums,
         premultiplied_sums,
+        mixed_types_in_one_premultiplied_call,
         asynchronous_operations,
         messages_between_ranks,
         object_collectives,

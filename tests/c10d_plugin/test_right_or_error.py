@@ -278,6 +278,10 @@ def premultiplied_without_loss() -> None:
             whole = torch.tensor([2**55 + 1], dtype=dtype)
             dist.all_reduce(whole, dist._make_nccl_premul_sum(factor))
             assert whole.item() == size * 3 * (2**55 + 1)
+    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.int32, torch.float16):
+        scalar = torch.tensor(7, dtype=dtype)  # of no dimension, as the factor
+        dist.all_reduce(scalar, dist._make_nccl_premul_sum(3.0))
+        assert scalar.shape == () and scalar.item() == size * 21
     odd = torch.tensor([3], dtype=torch.int8)
     dist.all_reduce(odd, dist._make_nccl_premul_sum(0.5))
     assert odd.item() == size

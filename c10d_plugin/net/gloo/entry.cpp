@@ -6,7 +6,7 @@
 
 using namespace weft::collectives;  // NOLINT(google-build-using-namespace): one C function
 
-extern "C" __attribute__((visibility("default"))) Collectives* weft_gloo_make_3(
+extern "C" __attribute__((visibility("default"))) Collectives* weft_gloo_make_4(
     const std::shared_ptr<Mailbox>* mailbox, const std::vector<int>* members, unsigned channel,
     const weft::transport::InterruptHook* hook) {
   static const bool hooked = (weft::transport::setInterruptHook(*hook), true);

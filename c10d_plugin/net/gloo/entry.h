@@ -14,7 +14,7 @@ namespace weft::collectives {
 inline constexpr const char* kGlooLibrary = "libweft_gloo.so";
 // The number changes with every type that the function takes or returns: another build's library
 // has no function of this name.
-inline constexpr const char* kGlooEntry = "weft_gloo_make_3";
+inline constexpr const char* kGlooEntry = "weft_gloo_make_4";
 
 extern "C" {
 // As MessageCollectives' constructor; null when Gloo refuses to make a context. `hook`: this

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <set>
 #include <string>
 
 #include "c10d_plugin/core/reduce_kernels.h"
@@ -80,21 +81,23 @@ Error HierarchicalCollectives::failure() {
 }
 
 std::vector<int> HierarchicalCollectives::awaited() const {
-  const std::vector<int> indices = parts_.inside->awaited();
-  if (indices.empty()) return parts_.mailbox->awaited();
-  std::vector<int> ranks;
-  ranks.reserve(indices.size());
-  for (const int index : indices)
-    ranks.push_back(layout_.here()[static_cast<std::size_t>(index)]);
-  return ranks;
+  const std::vector<int> by_messages = parts_.mailbox->awaited();
+  std::set<int> ranks(by_messages.begin(), by_messages.end());
+  for (const int index : parts_.inside->awaited())
+    ranks.insert(layout_.here()[static_cast<std::size_t>(index)]);
+  return {ranks.begin(), ranks.end()};
 }
 
 std::vector<double> HierarchicalCollectives::waited() const {
-  std::vector<double> seconds = parts_.mailbox->wait_times.seconds();
+  std::vector<double> seconds = parts_.flat->waited();
   seconds.resize(static_cast<std::size_t>(size()));
-  const std::vector<double> inside = parts_.inside->waited();
-  for (std::size_t i = 0; i < inside.size(); ++i)
-    seconds[static_cast<std::size_t>(layout_.here()[i])] += inside[i];
+  const auto add = [&](const Collectives& part, const std::vector<int>& ranks) {
+    const std::vector<double> waited = part.waited();
+    for (std::size_t i = 0; i < waited.size(); ++i)
+      seconds[static_cast<std::size_t>(ranks[i])] += waited[i];
+  };
+  add(*parts_.inside, layout_.here());
+  if (parts_.across) add(*parts_.across, layout_.across(layout_.local));
   return seconds;
 }
 

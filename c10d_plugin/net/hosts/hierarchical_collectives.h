@@ -38,7 +38,7 @@ class HierarchicalCollectives final : public Collectives {
     std::unique_ptr<Collectives> inside;  // the ranks of this host, by HostLayout::local
     std::unique_ptr<Collectives> across;  // the ranks with the same `local`; null if >= fewest()
     std::unique_ptr<Collectives> flat;    // all ranks
-    std::shared_ptr<Mailbox> mailbox;     // under `across` and `flat`
+    std::shared_ptr<Mailbox> mailbox;     // under all parts that send messages
   };
 
   HierarchicalCollectives(HostLayout layout, Parts parts)

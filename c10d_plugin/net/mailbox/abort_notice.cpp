@@ -45,12 +45,16 @@ void AbortNotice::tell(int to) {
     const std::lock_guard<std::mutex> lock(state_.mutex);
     MailboxPeer& peer = state_.peer(to);
     if (peer.presence != MailboxPeer::Presence::kHere ||
-        state_.phase != MailboxState::Phase::kAborted || std::exchange(peer.told_of_abort, true))
+        state_.phase != MailboxState::Phase::kAborted || peer.told_of_abort)
       return;
     header.id = static_cast<std::uint64_t>(state_.reason.code());
     header.text = state_.reason.text();
   }
   state_.tell(to, header);
+  // Not before: close(), on another thread, would not tell, and close the endpoint to this message.
+  // A rank that two threads tell hears the second as one more message of a rank that is gone.
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  state_.peer(to).told_of_abort = true;
 }
 
 void AbortNotice::cutConnections(const Error& reason) {

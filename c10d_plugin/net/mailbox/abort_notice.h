@@ -1,4 +1,4 @@
-// AbortNotice: how the other ranks hear that this mailbox has aborted, each once, and how its
+// AbortNotice: how the other ranks hear that this mailbox has aborted, and how its
 // messages in transit end.
 //
 // Threads: any, unless a member says otherwise; without the mailbox's lock. The mailbox has an

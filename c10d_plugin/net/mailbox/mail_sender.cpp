@@ -53,8 +53,13 @@ void MailSender::transmit(const MailHeader& header, const std::shared_ptr<SendRe
     out.buffers.push_back({request->data.data, request->data.size, request});
     out.wanted_back = true;
   }
-  if (Error error = state_.endpoint->send(request->to, std::move(out)))
-    request->error = std::move(error);
+  Error error = state_.endpoint->send(request->to, std::move(out));
+  if (!error) return;
+  const std::lock_guard<std::mutex> lock(state_.mutex);
+  // A peer that gave up has said why; the endpoint knows only that it has left since.
+  const MailboxPeer& peer = state_.peer(request->to);
+  const bool gave_up = peer.presence == MailboxPeer::Presence::kLost;
+  request->error = gave_up ? peer.reason : std::move(error);
 }
 
 bool MailSender::cancel(Mailbox::Ticket ticket, const Error& why) {

@@ -39,7 +39,17 @@ RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what
   const Tag number = call.turn.value_or(call.sequence) & ((Tag{1} << kSequenceBits) - 1);
   const Tag base =
       kCollectiveTags | (Tag{channel_} << kChannelShift) | (number << RequestSet::kTagBits);
-  return {*mailbox_, members_, base, what, call.deadline, spin_};
+  return {*mailbox_, members_, base, what, call.deadline, spin_, wait_times_};
+}
+
+std::vector<int> MessageCollectives::awaited() const {
+  const std::vector<int> all = mailbox_->awaited();
+  std::vector<int> places;
+  for (int place = 0; place < size(); ++place) {
+    if (std::binary_search(all.begin(), all.end(), members_[static_cast<std::size_t>(place)]))
+      places.push_back(place);
+  }
+  return places;
 }
 
 std::byte* MessageCollectives::scratch(std::size_t bytes) {

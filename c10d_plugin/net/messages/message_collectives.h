@@ -25,6 +25,7 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
 #include "c10d_plugin/core/op_fingerprint.h"
+#include "c10d_plugin/core/wait_times.h"
 #include "c10d_plugin/net/messages/request_set.h"
 #include "transport/base/spin.h"
 
@@ -52,8 +53,9 @@ class MessageCollectives : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
-  std::vector<int> awaited() const override { return mailbox_->awaited(); }
-  std::vector<double> waited() const override { return mailbox_->wait_times.seconds(); }
+  // Members that any of the Collectives over the mailbox waits for.
+  std::vector<int> awaited() const override;
+  std::vector<double> waited() const override { return wait_times_.seconds(); }
 
  protected:
   // The messages of one operation; for other algorithms too.
@@ -81,6 +83,7 @@ class MessageCollectives : public Collectives {
   const unsigned channel_;
   int rank_ = 0;
   transport::AdaptiveSpin spin_;
+  WaitTimes wait_times_;
   // Kept between operations up to 16 MiB, so that its pages stay.
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_size_ = 0;

@@ -12,14 +12,15 @@ namespace weft::collectives {
 
 RequestSet::RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
                        const OpFingerprint& fingerprint, Deadline deadline,
-                       transport::AdaptiveSpin& spin)
+                       transport::AdaptiveSpin& spin, WaitTimes& wait_times)
     : mailbox_(mailbox),
       members_(members),
       base_(base),
       fingerprint_(fingerprint),
       label_(fingerprint.label()),
       deadline_(deadline),
-      spin_(spin) {}
+      spin_(spin),
+      wait_times_(wait_times) {}
 
 RequestSet::~RequestSet() { (void)!finish(); }
 
@@ -92,8 +93,7 @@ bool RequestSet::wait(Part* part) {
   const auto began = std::chrono::steady_clock::now();
   const auto ended = transport::waitInterruptibly(completed_, lock, deadline_, ready);
   waiting_ = false;
-  mailbox_.wait_times.add(members_[static_cast<std::size_t>(part->peer)],
-                          std::chrono::steady_clock::now() - began);
+  wait_times_.add(part->peer, std::chrono::steady_clock::now() - began);
   if (ended == transport::Waited::kInterrupted) {
     // Replaces another error, because this thread throws what the handler raised.
     error_ = {ErrorCode::kInterrupted,

@@ -19,6 +19,7 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
 #include "c10d_plugin/core/op_fingerprint.h"
+#include "c10d_plugin/core/wait_times.h"
 #include "transport/base/spin.h"
 
 namespace weft::collectives {
@@ -39,9 +40,10 @@ class RequestSet {
   };
 
   // `members`: mailbox ranks by rank of the operation. `base`: the first of kTags tags that only
-  // this set uses.
+  // this set uses. `wait_times`: notes, by rank of the operation, for whom it waits.
   RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag base,
-             const OpFingerprint& fingerprint, Deadline deadline, transport::AdaptiveSpin& spin);
+             const OpFingerprint& fingerprint, Deadline deadline, transport::AdaptiveSpin& spin,
+             WaitTimes& wait_times);
   ~RequestSet();
   RequestSet(const RequestSet&) = delete;
   RequestSet& operator=(const RequestSet&) = delete;
@@ -72,6 +74,7 @@ class RequestSet {
   const Deadline deadline_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   transport::AdaptiveSpin& spin_;
+  WaitTimes& wait_times_;
 
   std::deque<Part> parts_;
   std::atomic<bool> failed_{false};

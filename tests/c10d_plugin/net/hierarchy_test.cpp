@@ -3,6 +3,7 @@
 #include "c10d_plugin/net/hosts/hierarchical_collectives.h"
 
 #include <array>
+#include <numeric>
 
 #include "c10d_plugin/net/messages/message_collectives.h"
 #include "c10d_plugin/shm/shm_collectives.h"
@@ -24,9 +25,13 @@ std::vector<int> ranksOf(const HostLayout& layout) {
   return all;
 }
 
+// By what the ranks of a host meet: by messages where one is alone, or shares no memory.
+enum class Inside : std::uint8_t { kSharedMemory, kMessages };
+
 // "AAB": ranks 0 and 1 on one host, rank 2 on another.
 std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank, KeyValue& store,
-                                              const std::filesystem::path& folder) {
+                                              const std::filesystem::path& folder,
+                                              Inside by = Inside::kSharedMemory) {
   std::vector<std::string> identity;
   for (const char host : hosts)
     identity.emplace_back(1, host);
@@ -39,6 +44,10 @@ std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank
   parts.flat = std::make_unique<MessageCollectives>(box, ranksOf(layout), 0);
   if (layout.local < layout.fewest())
     parts.across = std::make_unique<MessageCollectives>(box, layout.across(layout.local), 2);
+  if (by == Inside::kMessages) {
+    parts.inside = std::make_unique<MessageCollectives>(box, layout.here(), 1);
+    return std::make_unique<HierarchicalCollectives>(layout, std::move(parts));
+  }
   FolderKeyValue here(folder / std::to_string(layout.host));
   auto inside =
       ShmCollectives::join({}, here, layout.local, static_cast<int>(layout.here().size()), soon());
@@ -100,25 +109,45 @@ TEST_P(Hosts, AverageWhereASumDoesNotFitTheType) {
   });
 }
 
-TEST(HierarchicalCollectives, TellsForWhichRanksItWaits) {
+// All but the last rank wait in a barrier, each for the rank in `wanted`.
+void expectWaits(const std::string& hosts, Inside by, const std::vector<int>& wanted) {
   const TemporaryFolder folder;
-  runRanks(4, [&](int rank, KeyValue& store) {
-    const auto collectives = join("ABAB", rank, store, folder.path());
-    if (rank == 3) {  // the last of the second host
-      meet(store, rank, 4, "asked");
+  const int size = static_cast<int>(hosts.size());
+  runRanks(size, [&](int rank, KeyValue& store) {
+    const auto collectives = join(hosts, rank, store, folder.path(), by);
+    if (rank == size - 1) {
+      meet(store, rank, size, "asked");
       EXPECT_FALSE(collectives->barrier({soon(), 0}));
       return;
     }
+    const int other = wanted[static_cast<std::size_t>(rank)];
     std::thread asks([&] {
-      // Rank 1 waits inside its host. Rank 0 is past that, and waits for the other host's first.
-      const std::vector<int> wanted = std::vector<std::vector<int>>{{1}, {3}, {0}}[rank];
-      EXPECT_TRUE(waitUntil([&] { return collectives->awaited() == wanted; }, kPatience));
-      meet(store, rank, 4, "asked");
+      const std::vector<int> awaited{other};
+      EXPECT_TRUE(waitUntil([&] { return collectives->awaited() == awaited; }, kPatience));
+      letOthersBlock(milliseconds(50));  // far more than the rest of the barrier takes
+      meet(store, rank, size, "asked");
     });
+    const auto began = std::chrono::steady_clock::now();
     EXPECT_FALSE(collectives->barrier({soon(), 0}));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     asks.join();
     EXPECT_EQ(collectives->awaited(), std::vector<int>());
+    const std::vector<double> waited = collectives->waited();
+    ASSERT_EQ(waited.size(), hosts.size());
+    EXPECT_GT(waited[static_cast<std::size_t>(other)], 0.04);
+    EXPECT_LE(std::accumulate(waited.begin(), waited.end(), 0.0), took.count());
   });
+}
+
+TEST(HierarchicalCollectives, TellsForWhichRanksItWaits) {
+  // Rank 1 waits inside its host. Rank 0 is past that, and waits for the other host's first.
+  for (const Inside by : {Inside::kSharedMemory, Inside::kMessages})
+    expectWaits("ABAB", by, {1, 3, 0});
+}
+
+TEST(HierarchicalCollectives, TellsForWhichRanksOneAloneOnItsHostWaits) {
+  expectWaits("ABB", Inside::kMessages, {1, 2});
+  expectWaits("ABAA", Inside::kMessages, {3, 0, 3});
 }
 
 TEST(HostLayout, GroupsRanksByHost) {
