@@ -64,7 +64,7 @@ Error checkName(const std::string& name) {
   return Error::ok();
 }
 
-Result<Identity> identityOf(const EndpointOptions& options) {
+Result<Identity> makeIdentity(const EndpointOptions& options) {
   if (Error error = checkOptions(options)) return error;
   Identity self;
   self.name = options.name;

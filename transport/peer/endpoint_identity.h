@@ -15,6 +15,6 @@ namespace weft::transport {
 Error checkName(const std::string& name);
 // A new life of the worker. kInvalidArgument says which option is wrong; kSystem: no random
 // numbers.
-Result<Identity> identityOf(const EndpointOptions& options);
+Result<Identity> makeIdentity(const EndpointOptions& options);
 
 }  // namespace weft::transport

@@ -107,7 +107,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(EndpointOptions options,
 
 Result<std::unique_ptr<EndpointImpl>> EndpointImpl::open(EndpointOptions options,
                                                          EndpointHandler& handler) {
-  Result<Identity> self = identityOf(options);
+  Result<Identity> self = makeIdentity(options);
   if (!self.ok()) return self.error();
   Address address;
   Result<Listening> listening = listen(options, address);

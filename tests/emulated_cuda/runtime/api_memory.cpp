@@ -2,9 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <chrono>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "tests/emulated_cuda/runtime/access_check.h"
@@ -46,10 +44,7 @@ bool reachesPast(const void* address, std::size_t bytes) {
 // What comes next on the stream waits for emulatedCudaHoldCopy(0).
 void hold(emulated::Stream& stream) {
   emulated::holds() = true;
-  stream.enqueue([] {
-    while (emulated::holds())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  });
+  stream.enqueue([] { emulated::holds().wait(true); });
 }
 
 // Copies in stream order. A copy from or to pageable memory ends before the call does, as CUDA's.

@@ -85,7 +85,10 @@ void emulatedCudaFailWait(long number) { emulated::failingWait() = number; }
 void emulatedCudaFailRecord(long number) { emulated::failingRecord() = number; }
 
 void emulatedCudaHoldCopy(long number) {
-  if (number == 0) emulated::holds() = false;
+  if (number == 0) {
+    emulated::holds() = false;
+    emulated::holds().notify_all();
+  }
   emulated::heldCopy() = number;
 }
 
