@@ -59,7 +59,8 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
 
 // Tensors that are not joined of several pieces are in memory that the graphs use, and another
 // output or the input may be in it too. Autograd would not learn that a change of the one in place
-// changes the other.
+// changes the other. The same where no gradient is wanted: what a caller may do with an output does
+// not depend on that, nor on the number of micro-batches.
 void ForwardRun::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
   for (const auto s : c10::irange(tensors.size())) {
@@ -153,7 +154,7 @@ ForwardRun::Result ForwardRun::joinOutputs(PipelineJob& job) {
     batches.push_back(std::move(batch));
   }
   Result result{gather(batches, History::kDrop), {}};
-  if (context_.grad) separateOutputs(result.gathered);
+  separateOutputs(result.gathered);
   sources_ = result.gathered.sources;
   for (const Gathered::Source& source : sources_) {
     bool any = false;

@@ -248,6 +248,21 @@ def test_outputs_in_one_memory(mode, chunks):
     assert part.data_ptr() != a.data_ptr()
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("grad", [True, False])
+def test_outputs_have_their_memory_where_no_gradient_is_wanted(chunks, grad):
+    class Both(nn.Module):
+        def forward(self, x):
+            return x, x.detach()
+
+    pipe = make_pipe(nn.Sequential(Both()), chunks=chunks)
+    x = torch.zeros(4, 4)
+    with torch.set_grad_enabled(grad):
+        a, b = pipe(x).local_value()
+        a.add_(1)
+    assert not x.any() and not b.any()
+
+
 @both
 @ways
 def test_an_input_changed_before_the_backward(mode, way):
