@@ -91,10 +91,14 @@ bool ForwardRun::isCheckpointed(std::size_t micro_batch) const {
 Activations ForwardRun::firstInput(std::vector<at::Tensor> tensors) const {
   Activations input;
   for (const auto k : c10::irange(tensors.size())) {
-    const bool replicated = input_.how[k] == Scatter::kReplicate && context_.micro_batches > 1;
-    input.values.push_back({std::move(tensors[k]),
-                            context_.grad && input_.tensors[k].requires_grad(),
-                            replicated ? Sharing::kReplicated : Sharing::kNone});
+    const bool several = context_.micro_batches > 1;
+    const bool differentiable = context_.grad && input_.tensors[k].requires_grad();
+    // The pieces of one tensor share a version, so autograd takes a change of one for a change of
+    // all.
+    const bool needed = differentiable || (several && context_.grad) ||
+                        (several && input_.how[k] == Scatter::kReplicate);
+    input.values.push_back(
+        {std::move(tensors[k]), differentiable, needed ? Sharing::kMiniBatch : Sharing::kNone});
   }
   markAliases(input.values);
   input.payload = input.values.size();
