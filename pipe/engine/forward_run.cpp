@@ -74,7 +74,7 @@ void ForwardRun::separateOutputs(Gathered& gathered) const {
       continue;
     }
     const at::Tensor before = tensors[s];
-    const at::Tensor copy = before.clone();
+    const at::Tensor copy = copyOf(before);
     for (at::Tensor& tensor : tensors) {
       if (tensor.is_same(before)) tensor = copy;
     }
