@@ -47,9 +47,11 @@ void markSharing(Activations& output, const Activations& input,
     for (const auto from : c10::irange(input.values.size())) {
       const Sharing sharing = input.values[from].sharing;
       // A copy is this micro-batch's own, but no longer changes with the alias of what was copied.
+      // What has an alias keeps that mark: a copy of it would not change with the alias either.
       const bool shared = memoryOf(input.values[from].value) == memory ||
                           (sharing == Sharing::kAliased && memoryOf(given[from]) == memory);
-      if (sharing != Sharing::kNone && shared) value.sharing = sharing;
+      if (sharing != Sharing::kNone && shared && value.sharing != Sharing::kAliased)
+        value.sharing = sharing;
     }
     for (const at::Tensor& tensor : tensors) {
       if (tensor.requires_grad() && memoryOf(tensor) == memory) value.sharing = Sharing::kAliased;

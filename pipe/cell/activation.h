@@ -14,8 +14,8 @@ namespace weft::pipe {
 
 enum class Sharing : unsigned char {
   kNone,
-  kAliased,     // another value under way, or a parameter: a change in place would reach that too
-  kReplicated,  // the other micro-batches, and each is to find it as it was
+  kAliased,    // another value under way, or a parameter: a change in place would reach that too
+  kMiniBatch,  // the caller and other micro-batches, who are to find it as it was
 };
 
 // A tensor between two cells, without history; in the backward, a gradient. Undefined: None. Two

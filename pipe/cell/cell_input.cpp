@@ -52,13 +52,13 @@ std::vector<at::Tensor> CellInput::alias(CellPass pass) {
   return given;
 }
 
-// Whether an input is needed as it was: by the cell's own recomputation, by the other
-// micro-batches, or, if it is the mini-batch's, by the caller. A stage that changes such an input,
-// or might, gets a copy. The pieces of one tensor of the mini-batch share a version, so autograd
-// takes a change of one for a change of all.
+// Whether an input is needed as it was: by the cell's own recomputation, or, if it is the
+// mini-batch's, by the caller and the other micro-batches. A stage that changes such an input, or
+// might, gets a copy. So does one that is refused because its input has an alias, which may be the
+// caller's.
 bool CellInput::isNeededAgain(CellPass pass, const Activation& input) const {
-  if (pass != CellPass::kGraph || input.sharing == Sharing::kReplicated) return true;
-  return stage_ == 0 && context_->grad && (input.differentiable || context_->micro_batches > 1);
+  return pass != CellPass::kGraph || input.sharing == Sharing::kMiniBatch ||
+         (context_->grad && input.sharing == Sharing::kAliased);
 }
 
 void CellInput::learnFrom(CellPass pass, const std::vector<at::Tensor>& given,

@@ -170,7 +170,10 @@ Activations MicroBatchCell::outputsOf(CellPass pass, Batch result, SkipPort& ski
   output_edges_.clear();
   for (const auto k : c10::irange(result.tensors.size())) {
     const at::Tensor& tensor = result.tensors[k];
-    const bool has_graph = tensor.defined() && tensor.requires_grad();
+    // Without a graph a view of an input says that it requires a gradient, as that does, and torch
+    // refuses to tell the history of one that was changed in place.
+    const bool has_graph =
+        pass != CellPass::kCheckpoint && tensor.defined() && tensor.requires_grad();
     output_edges_.push_back(has_graph ? autograd::impl::gradient_edge(tensor) : autograd::Edge());
     const bool differentiable =
         pass == CellPass::kCheckpoint ? mayHaveGradient(tensor) : has_graph && context_->grad;

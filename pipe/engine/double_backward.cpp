@@ -4,6 +4,8 @@
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
+#include <algorithm>
+
 #include "pipe/cell/gradient_boundary.h"
 #include "pipe/cell/graph_run.h"
 #include "pipe/data/memory.h"
@@ -106,8 +108,8 @@ void refuseSharedWrites(const std::vector<at::Tensor>& given,
   }
 }
 
-// For a first stage that changes its input in place: the mini-batch stays as it was, and pieces of
-// one tensor count as one where autograd watches for changes.
+// For a stage that changes its input in place, which may be a piece: the mini-batch stays as it
+// was, and pieces of one tensor count as one where autograd watches for changes.
 void copy(std::vector<std::vector<at::Tensor>>& pieces) {
   for (std::vector<at::Tensor>& tensors : pieces) {
     const std::vector<at::Tensor> before = tensors;
@@ -165,12 +167,15 @@ std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
       "operation: an input of a Pipe, whose stages have to run again with a graph. Clone "
       "the input, or call backward() without create_graph");
   const GradientBoundary boundary(parameters);
-  const InputTrait trait = run.context().pipeline.traits[0].input();
   const InputAliases given(inputs);
 
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(given.aliases, run.input().how, run.input().chunks, History::kRecord);
-  if (trait == InputTrait::kWrites) copy(pieces);
+  const auto& traits = run.context().pipeline.traits;
+  const bool written = std::any_of(traits.begin(), traits.end(), [](const StageTraits& stage) {
+    return stage.input() == InputTrait::kWrites;
+  });
+  if (written) copy(pieces);
   std::vector<std::vector<at::Tensor>> outputs;
   for (const auto i : c10::irange(pieces.size()))
     outputs.push_back(runAgain(run, i, std::move(pieces[i])));

@@ -59,7 +59,8 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
 
 // Tensors that are not joined of several pieces are in memory that the graphs use, and another
 // output or the input may be in it too. Autograd would not learn that a change of the one in place
-// changes the other.
+// changes the other. The same where no gradient is wanted: what a caller may do with an output does
+// not depend on that, nor on the number of micro-batches.
 void ForwardRun::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
   for (const auto s : c10::irange(tensors.size())) {
@@ -73,7 +74,7 @@ void ForwardRun::separateOutputs(Gathered& gathered) const {
       continue;
     }
     const at::Tensor before = tensors[s];
-    const at::Tensor copy = before.clone();
+    const at::Tensor copy = copyOf(before);
     for (at::Tensor& tensor : tensors) {
       if (tensor.is_same(before)) tensor = copy;
     }
@@ -90,10 +91,14 @@ bool ForwardRun::isCheckpointed(std::size_t micro_batch) const {
 Activations ForwardRun::firstInput(std::vector<at::Tensor> tensors) const {
   Activations input;
   for (const auto k : c10::irange(tensors.size())) {
-    const bool replicated = input_.how[k] == Scatter::kReplicate && context_.micro_batches > 1;
-    input.values.push_back({std::move(tensors[k]),
-                            context_.grad && input_.tensors[k].requires_grad(),
-                            replicated ? Sharing::kReplicated : Sharing::kNone});
+    const bool several = context_.micro_batches > 1;
+    const bool differentiable = context_.grad && input_.tensors[k].requires_grad();
+    // The pieces of one tensor share a version, so autograd takes a change of one for a change of
+    // all.
+    const bool needed = differentiable || (several && context_.grad) ||
+                        (several && input_.how[k] == Scatter::kReplicate);
+    input.values.push_back(
+        {std::move(tensors[k]), differentiable, needed ? Sharing::kMiniBatch : Sharing::kNone});
   }
   markAliases(input.values);
   input.payload = input.values.size();
@@ -153,7 +158,7 @@ ForwardRun::Result ForwardRun::joinOutputs(PipelineJob& job) {
     batches.push_back(std::move(batch));
   }
   Result result{gather(batches, History::kDrop), {}};
-  if (context_.grad) separateOutputs(result.gathered);
+  separateOutputs(result.gathered);
   sources_ = result.gathered.sources;
   for (const Gathered::Source& source : sources_) {
     bool any = false;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "pipe/data/memory.h"
 #include "pipe/engine/double_backward.h"
 
 namespace weft::pipe {
@@ -59,8 +60,11 @@ autograd::variable_list PipelineNode::backward(const autograd::variable_list& gr
   TORCH_CHECK(run_, autograd::ERR_BACKWARD_TWICE);
   if (at::GradMode::is_enabled()) {
     std::vector<at::Tensor> inputs;
-    for (const autograd::SavedVariable& saved : inputs_)
-      inputs.push_back(saved.unpack());
+    // One tensor given twice stays one, also where saved-tensor hooks make a new one each time.
+    for (const auto k : c10::irange(inputs_.size())) {
+      const std::size_t first = firstSame(run_->input().tensors, k);
+      inputs.push_back(first < k ? at::Tensor(inputs[first]) : inputs_[k].unpack());
+    }
     return gradientsWithGraph(*run_, inputs, grads, wanted());
   }
   ForwardRun::Gradients found =

@@ -248,6 +248,21 @@ def test_outputs_in_one_memory(mode, chunks):
     assert part.data_ptr() != a.data_ptr()
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("grad", [True, False])
+def test_outputs_have_their_memory_where_no_gradient_is_wanted(chunks, grad):
+    class Both(nn.Module):
+        def forward(self, x):
+            return x, x.detach()
+
+    pipe = make_pipe(nn.Sequential(Both()), chunks=chunks)
+    x = torch.zeros(4, 4)
+    with torch.set_grad_enabled(grad):
+        a, b = pipe(x).local_value()
+        a.add_(1)
+    assert not x.any() and not b.any()
+
+
 @both
 @ways
 def test_an_input_changed_before_the_backward(mode, way):
@@ -275,8 +290,44 @@ def test_in_place_on_pieces_of_one_mini_batch(mode, way):
 
 @both
 @ways
-def test_double_backward_where_the_first_stage_writes(mode, way):
-    plain = nn.Sequential(F(lambda w, x: x.relu_() * w), nn.Linear(4, 4), nn.Tanh())
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("passed_on", [False, True])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_in_place_on_a_view_of_a_piece(mode, way, chunks, passed_on, leaf):
+    """Of the first stage's input, or of what the first stage passes on."""
+    write = F(lambda w, x: x.t().t().relu_() * w)
+    layers = [nn.Identity(), write] if passed_on else [write]
+    plain = nn.Sequential(*layers, nn.Linear(4, 4))
+    pipe = make_pipe(plain_copy(plain), way, chunks=chunks, checkpoint=mode)
+    for _ in range(3):
+        pipe.zero_grad(), plain.zero_grad()
+        mine = torch.linspace(-1, 1, 24).view(6, 4).requires_grad_()
+        theirs = mine.detach().clone().requires_grad_()
+        given = mine if leaf else mine * 1
+        pipe(given).local_value().sum().backward()
+        plain(theirs * 1).sum().backward()
+        assert_same(gradients(pipe), gradients(plain))
+        assert_same(mine.grad, theirs.grad)
+        assert given.min() == -1, "the caller's tensor is as it was"
+
+
+@both
+@ways
+def test_aliases_of_a_piece_that_is_passed_on(mode, way):
+    """A copy of the one would not change with the other."""
+    functions = (lambda w, x: (x, x[:, :2]), lambda w, a, b: a.relu_().sum(1) * w + b.sum(1))
+    pipe = make_pipe(PipeSequential(*(F(f) for f in functions)), way, chunks=2, checkpoint=mode)
+    for _ in range(3):
+        x = -torch.ones(6, 4, requires_grad=True)
+        with pytest.raises(RuntimeError, match=REFUSED):
+            pipe(x)
+
+
+@both
+@ways
+@pytest.mark.parametrize("first", [(), (nn.Identity(),)])
+def test_double_backward_where_a_piece_is_written(mode, way, first):
+    plain = nn.Sequential(*first, F(lambda w, x: x.relu_() * w), nn.Linear(4, 4), nn.Tanh())
     pipe = make_pipe(plain_copy(plain), way, chunks=3, checkpoint=mode)
     for _ in range(2):
         found = []

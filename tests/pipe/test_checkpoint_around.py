@@ -3,13 +3,16 @@ tensors, autocast and its end before a double backward."""
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
 import torch
-from pipe_models import MODES, WAYS, PipeAsLayer, assert_same, gradients, make_pipe, piped
+from pipe_models import MODES, WAYS, F, PipeAsLayer, assert_same, gradients, make_pipe, piped
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from weft.pipe._partition import PipeSequential
 
 pytestmark = pytest.mark.usefixtures("alone")
 both = pytest.mark.parametrize("mode", MODES)
@@ -160,6 +163,27 @@ def test_deferred_statistics_under_a_reentrant_checkpoint(mode, way):
     x = X.clone().requires_grad_()
     checkpoint(PipeAsLayer(pipe), x, use_reentrant=True).sum().backward()
     assert pipe[1].num_batches_tracked == 1
+
+
+@both
+def test_hooks_on_saved_tensors_around_a_double_backward_of_an_input_twice(mode):
+    """Hooks give the saved input anew each time; given twice, it is one tensor in all runs."""
+
+    def write(w, a, b):
+        a[:, :2].mul_(1.5)
+        return a * b * w
+
+    plain = F(write)
+    pipe = make_pipe(PipeSequential(copy.deepcopy(plain)), chunks=2, checkpoint=mode)
+    for _ in range(2):
+        found = []
+        for model in (lambda y: pipe(y, y).local_value(), lambda y: plain(y, y)):
+            leaf = X.clone().requires_grad_()
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                output = model(leaf * 1)
+                (slope,) = torch.autograd.grad(output.square().sum(), leaf, create_graph=True)
+                found.append(torch.autograd.grad(slope.square().sum(), leaf)[0])
+        assert_same(*found)
 
 
 class Raises(nn.Module):
