@@ -218,7 +218,10 @@ class ScriptWorker:
         return self._call(method, *args)  # train or zero_grad
 
     def gradient_norms(self, norm_type: float) -> Any:
-        return self._call("gradient_norms", float(norm_type))
+        first = next(iter(self._layers))  # that worker does not say which layer each is of
+        return self._call(
+            "gradient_norms", float(norm_type), read=lambda norms: [(first, one) for one in norms]
+        )
 
     def scale_gradients(self, factor: float) -> Any:
         return self._call("scale_gradients", factor)
