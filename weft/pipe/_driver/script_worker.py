@@ -109,6 +109,12 @@ class ScriptWorker:
                         f"{where}, and its layer '{layer.name}' is a {kind}: give it "
                         "torch.jit.script(layer), without hooks, or a worker with Python"
                     )
+                if layer.shared:
+                    raise ValueError(
+                        f"{where}, and shares buffer '{layer.name}.{layer.shared[0]}' with a stage on "
+                        "another worker, which would get a copy: give each a module of its own, or a "
+                        "worker with Python, which notices a change"
+                    )
         if deferred:
             self.refuse("deferred_batch_norm=True is for workers with Python")
 

@@ -87,11 +87,15 @@ class Stage:
     Args:
         layers: in order; a tuple that one gives becomes the next one's arguments.
         device: where they are.
+        shared: the buffers of which a stage elsewhere has a copy, by their names in the stage.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], device: torch.device, shared: Sequence[str] = ()
+    ) -> None:
         self.layers = PipeSequential(*layers)
         self.device = device
+        self.shared = shared
         #: The skip connections that end here, and those that begin here and end in another stage:
         #: these in the order in which autograd would sum their gradients, the last stage's first.
         self.pops: dict[int, SkipKey] = {}
