@@ -10,9 +10,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "transport/base/api.h"
+
 namespace weft::pipe {
 
-class OutputSample {
+class WEFT_API OutputSample {
  public:
   OutputSample() = default;
   explicit OutputSample(const std::vector<at::Tensor>& output);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "pipe/cell/output_sample.h"
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/arrivals.h"
 #include "pipe/workers/deliveries.h"
@@ -45,6 +46,23 @@ void wait(Deliveries& self) {
   HANDLE_TH_ERRORS
   const py::gil_scoped_release no_gil;
   self.wait();
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// What the end of a run throws is raised with its message alone.
+void endRun(RepeatedDraws& self, const py::object& type, const py::args&) {
+  HANDLE_TH_ERRORS
+  if (type.is_none()) {
+    self.end();
+  } else {
+    self.leave();
+  }
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+void checkRepeated(const OutputSample& self, const Tensors& output, std::size_t stage) {
+  HANDLE_TH_ERRORS
+  self.checkRepeated(output, stage);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -149,12 +167,16 @@ void bindWorkers(py::module_& pipe) {
       .def("__exit__", &StageRun::exit);
   py::class_<RepeatedDraws>(pipe, "RepeatedDraws",
                             "`with` it, a stage draws the random numbers of the first time again.")
-      .def(py::init([](const std::string& device) {
-             return std::make_unique<RepeatedDraws>(c10::Device(device));
+      .def(py::init([](const std::string& device, std::size_t stage) {
+             return std::make_unique<RepeatedDraws>(c10::Device(device), stage);
            }),
-           py::arg("device"))
+           py::arg("device"), py::arg("stage"))
       .def("__enter__", &RepeatedDraws::begin)
-      .def("__exit__", [](RepeatedDraws& self, const py::args&) { self.end(); });
+      .def("__exit__", &endRun, "RuntimeError: the numbers were others.");
+  py::class_<OutputSample>(pipe, "OutputSample", "A few elements of what a stage gave.")
+      .def(py::init<const Tensors&>(), py::arg("output"))
+      .def("check_repeated", &checkRepeated, py::arg("output"), py::arg("stage"),
+           "RuntimeError: the stage gave something else when it ran again.");
   py::class_<SplitBackward>(pipe, "SplitBackward", "A backward in two halves, each run once.")
       .def(py::init<const Tensors&, Tensors>(), py::arg("outputs"), py::arg("inputs"))
       .def("is_split", &SplitBackward::isSplit)

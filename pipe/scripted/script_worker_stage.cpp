@@ -148,7 +148,7 @@ at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments argumen
   context.checkpointing = again;
   std::unique_ptr<RepeatedDraws> draws;
   if (again) {
-    draws = std::make_unique<RepeatedDraws>(c10::Device(c10::kCPU));
+    draws = std::make_unique<RepeatedDraws>(c10::Device(c10::kCPU), at.stage);
     draws->begin();
   }
   at::IValue output;
@@ -163,7 +163,8 @@ at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments argumen
   if (again) draws->end();
   TORCH_CHECK(!haveChanged(versions), again ? kChangesItsInput : kChangesOneOfSeveral);
   if (again)
-    held.again = Again{at, std::move(arguments.values), std::move(versions), std::move(draws)};
+    held.again = Again{at, std::move(arguments.values), std::move(versions), std::move(draws),
+                       OutputSample(tensorsOf({output}))};
   return output;
 }
 
@@ -226,7 +227,9 @@ Tensors ScriptWorkerStage::runAgain(const Held& held) const {
     output = call(held.again->arguments);
   }
   held.again->draws->end();
-  Tensors outputs = thatWantGradients(tensorsOf({output}));
+  const Tensors given = tensorsOf({output});
+  held.again->sample.checkRepeated(given, context.stage);
+  Tensors outputs = thatWantGradients(given);
   TORCH_CHECK(outputs.size() == held.wanted, "the outputs that require a gradient are ",
               outputs.size(), " in the stage's recomputation, and were ", held.wanted,
               " in its forward");

@@ -6,7 +6,8 @@
 // the forward ends, and made again for the backward, with the same random numbers.
 //
 // Threads: one at a time, without the GIL, in the grad mode of the caller. Failure: throws what a
-// layer throws, and c10::Error if a layer changes in place what is needed as it was.
+// layer throws, and c10::Error if a layer changes in place what is needed as it was, or computes
+// something else when it runs again.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipe/cell/output_sample.h"
 #include "pipe/scripted/script_values.h"
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/repeated_draws.h"
@@ -60,6 +62,7 @@ class WEFT_API ScriptWorkerStage {
     Values arguments;
     std::vector<Version> versions;
     std::unique_ptr<RepeatedDraws> draws;
+    OutputSample sample;
   };
   struct Held {
     Tensors inputs;          // leaves whose gradients the stage before wants

@@ -118,9 +118,10 @@ RngStates RngScope::take() {
 void RngScope::checkRepeated(std::size_t stage) const {
   TORCH_CHECK(then_ == nullptr || then_->endAsSaved(before_), "stage ", stage,
               " of a Pipe had to run again for the backward, and did not draw the random numbers "
-              "of its first run: another thread has used or seeded the same generator while the "
-              "stage ran, or the stage draws otherwise when it runs again. Let other threads draw "
-              "from a torch.Generator of their own, or use checkpoint=\"never\".");
+              "of its first run: another thread or another Pipe of this process has used or seeded "
+              "the same generator while the stage ran, or the stage draws otherwise when it runs "
+              "again. Let them draw from a torch.Generator of their own, or use "
+              "checkpoint=\"never\".");
 }
 
 RngScope* currentRngScope() { return t_scope; }

@@ -81,6 +81,8 @@ class RngScope {
   // before it may be waiting for a lock that this task holds.
   void touch(const at::Generator& generator);
   bool touched() const { return touched_; }
+  // For kRecord: the states before the task, of the generators that it has used until now.
+  const RngStates& before() const { return before_; }
   // For kRecord, once, at the task's end: the states before the task and at its end.
   RngStates take();
   // For kRepeat, at the task's end: throws if the task did not draw the recorded numbers.

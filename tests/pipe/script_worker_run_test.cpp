@@ -36,6 +36,14 @@ Module linear(double seed) {
   return module;
 }
 
+// Has a buffer `runs`, which it changes.
+Module counting(const std::string& source) {
+  Module module("M");
+  module.register_buffer("runs", at::zeros({}));
+  module.define(source);
+  return module;
+}
+
 Module squares() {
   return moduleOf("def forward(self, y, target):\n  return (y - target).pow(2).sum()\n");
 }
@@ -84,6 +92,9 @@ WorkerJob forwardJob(std::vector<WorkerTask> tasks) {
   job.recompute.assign(kParts, false);
   return job;
 }
+
+// Of one micro-batch in one stage, which is recomputed.
+WorkerJob oneStep() { return trainingJob({forward(0, 0), backward(0, 0)}, true); }
 
 // What run() throws; nothing if it returns.
 std::string errorOf(ScriptWorkerRun& run) {
@@ -158,6 +169,23 @@ TEST_F(ScriptWorkerRunTest, ARecomputationDrawsTheSameNumbers) {
   at::manual_seed(7);
   const at::Tensor drawn = at::rand_like(part(0));
   EXPECT_TRUE(at::allclose(run.firstGradients().at(0).at(0), part(0) * drawn * drawn));
+}
+
+TEST_F(ScriptWorkerRunTest, NoticesARecomputationThatDrawsOtherNumbers) {
+  const char* const source =
+      "def forward(self, x):\n"
+      "  drawn = torch.rand([int(self.runs.add_(1))])\n"
+      "  return x * 2 + 0 * drawn.sum()\n";
+  ScriptWorkerRun run(partOf({counting(source)}), oneStep(), nullptr);
+  run.give(0, {{part(0).requires_grad_()}});
+  EXPECT_TRUE(contains(errorOf(run), "did not draw the random numbers of its first run"));
+}
+
+TEST_F(ScriptWorkerRunTest, NoticesARecomputationThatGivesAnotherValue) {
+  const char* const source = "def forward(self, x):\n  return x * self.runs.add_(1).clone()\n";
+  ScriptWorkerRun run(partOf({counting(source)}), oneStep(), nullptr);
+  run.give(0, {{part(0).requires_grad_()}});
+  EXPECT_TRUE(contains(errorOf(run), "gave another value 0 when it ran again"));
 }
 
 TEST_F(ScriptWorkerRunTest, TakesWhatAnotherWorkerSent) {

@@ -10,6 +10,7 @@ import pytest
 import torch
 import worker_models as models
 from torch import nn
+from torch.autograd import forward_ad
 from worker_pipes import CROSS_ENTROPY, held_anywhere, pipe_of
 from workers import Group
 
@@ -147,6 +148,22 @@ def refused(case: str) -> str:
             weft.Pipe(nn.Sequential(away), schedule="gpipe").load_state_dict(
                 {"0.weight": torch.zeros(3, 4)}
             )
+        elif case.startswith("shared"):
+            norm = nn.BatchNorm1d(4, affine=False)
+            placed = [weft.WithDevice(norm, "worker1/cpu"), norm, away]
+            pipe = weft.Pipe(nn.Sequential(*placed), chunks=2, schedule="gpipe")
+            if case == "shared constant":
+                pipe.eval()
+            pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+        elif case in ("tangent", "jvp", "vmap"):
+            pipe = weft.Pipe(nn.Sequential(away), chunks=2, schedule="gpipe")
+            if case == "tangent":
+                with forward_ad.dual_level():
+                    pipe(forward_ad.make_dual(inputs, inputs))
+            elif case == "jvp":
+                torch.func.jvp(lambda x: pipe(x).to_here(), (inputs,), (inputs,))
+            else:
+                torch.vmap(lambda x: pipe.step(x, targets, loss=CROSS_ENTROPY))(inputs[None])
         elif case in ("in place", "autocast", "no_grad", "parameters", "to", "apply"):
             model = nn.Sequential(weft.WithDevice(models.AddsInPlace(), "worker1/cpu"), away)
             pipe = weft.Pipe(model, chunks=2, checkpoint="always", schedule="gpipe")
@@ -182,6 +199,14 @@ def refused(case: str) -> str:
         ("loss", "ValueError: reduction is not one of 'mean', 'sum': 'none'"),
         ("no schedule", "ValueError: child '0' goes to worker 'worker1': give the Pipe a schedule"),
         ("tied", ".weight' is shared with a stage on another worker"),
+        (
+            "shared",
+            "the stage changes its buffer '0.num_batches_tracked', which a stage on another",
+        ),
+        ("shared constant", "nothing"),
+        ("tangent", "ValueError: an input has a forward-mode gradient"),
+        ("jvp", "ValueError: a transform of torch.func is active here"),
+        ("vmap", "ValueError: a transform of torch.func is active here"),
         ("no worker", "nobody"),
         ("state", 'Missing key(s) in state_dict: "0.bias"'),
         ("in place", "the stage changes its input in place"),

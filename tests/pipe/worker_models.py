@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -329,6 +330,51 @@ class Slope(nn.Module):
         x.requires_grad_()
         (found,) = torch.autograd.grad(torch.tanh(self.layer(x)).sum(), x, create_graph=True)
         return found
+
+
+class SlopeOfDropout(nn.Module):
+    """Likewise, of what it drops; three of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        kept = nn.functional.dropout(torch.tanh(self.layer(x)), 0.5)
+        (found,) = torch.autograd.grad(kept.pow(2).sum(), x, create_graph=True)
+        return found[:, :3]
+
+
+class DrawsBesideAThread(nn.Module):
+    """Drops something; in its first run a thread draws meanwhile."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from weft.pipe import is_recomputing
+
+        x = nn.functional.dropout(x.tanh(), 0.5)
+        if not is_recomputing():
+            beside = threading.Thread(target=torch.rand, args=(1,))
+            beside.start()
+            beside.join()
+        return x
+
+
+class CountsItsRuns(nn.Module):
+    """Scales by how often it has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return x.tanh() * self.runs
+
+
+def normed() -> nn.Module:
+    """Writes a buffer in each run, with which it computes."""
+    return nn.utils.spectral_norm(nn.Linear(4, 4))
 
 
 class Migrates(nn.Module):

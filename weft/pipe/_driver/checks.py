@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from weft.pipe._workers.splitting import rows_of
+from weft.pipe._workers.splitting import given_leaves, rows_of
 
 
 def check_loss(loss: Callable[[Any, Any], Tensor]) -> None:
@@ -58,7 +59,23 @@ class _FindsTrained(pickle.Pickler):
         return object, ()
 
 
-def check_surroundings(backward: bool = True) -> None:
+def check_surroundings(values: Any, backward: bool = True) -> None:
+    """Refuses what is active here and would have no effect at the workers.
+
+    Args:
+        values: what is given to the pipeline.
+        backward: whether it computes gradients.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise ValueError(
+            "a transform of torch.func is active here, and the stages' workers do not see it: use it "
+            "inside the layers"
+        )
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, given_leaves(values))):
+        raise ValueError(
+            "an input has a forward-mode gradient, which the stages' workers do not get: give "
+            "torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse mode"
+        )
     if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
         raise ValueError(
             "autocast is active here, and the stages' workers do not see it: use it inside the layers"
@@ -67,6 +84,10 @@ def check_surroundings(backward: bool = True) -> None:
         raise ValueError(
             "gradients are off here (no_grad or inference_mode), and step computes them"
         )
+
+
+def _has_tangent(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and forward_ad.unpack_dual(leaf).tangent is not None
 
 
 def weights_of(

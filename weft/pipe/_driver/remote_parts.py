@@ -38,6 +38,11 @@ class RemoteParts:
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
 
+    @property
+    def layers(self) -> list[str]:
+        """The names of all layers, in order."""
+        return [layer.name for stage in self._stages for layer in stage.layers]
+
     def build(self) -> None:
         """Builds all parts.
 

@@ -110,6 +110,12 @@ class ScriptWorker:
                         f"{where}, and its layer '{layer.name}' is a {kind}: give it "
                         "torch.jit.script(layer), without hooks, or a worker with Python"
                     )
+                if layer.shared:
+                    raise ValueError(
+                        f"{where}, and shares buffer '{layer.name}.{layer.shared[0]}' with a stage on "
+                        "another worker, which would get a copy: give each a module of its own, or a "
+                        "worker with Python, which notices a change"
+                    )
         if deferred:
             self.refuse("deferred_batch_norm=True is for workers with Python")
 
@@ -219,7 +225,10 @@ class ScriptWorker:
         return self._call(method, *args)  # train or zero_grad
 
     def gradient_norms(self, norm_type: float) -> Any:
-        return self._call("gradient_norms", float(norm_type))
+        first = next(iter(self._layers))  # that worker does not say which layer each is of
+        return self._call(
+            "gradient_norms", float(norm_type), read=lambda norms: [(first, one) for one in norms]
+        )
 
     def scale_gradients(self, factor: float) -> Any:
         return self._call("scale_gradients", factor)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.distributed.rpc as rpc
-from torch import nn
+from torch import Tensor, nn
 
 from weft.pipe._partition import WithDevice, check_sequential, device_of
 from weft.pipe._workers.job import SkipRoute, StagePlace
@@ -50,7 +50,7 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
             stages.append(StageLayers(place, []))
         stages[-1].layers.append(layer)
     _check_shared_parameters(stages)
-    return stages
+    return _with_shared_buffers(stages)
 
 
 def skip_routes(declared: Sequence[tuple[int, Declared]]) -> list[tuple[SkipRoute, SkipKey]]:
@@ -102,6 +102,21 @@ def _refuse_hooks(name: str, module: nn.Module) -> None:
             f"{', '.join(hooked)}. Let the module register them in its forward, once, or make it "
             "there with weft.RemoteModule"
         )
+
+
+def _with_shared_buffers(stages: list[StageLayers]) -> list[StageLayers]:
+    """The stages with what their layers share. Constants may be shared; the workers see what is one."""
+    places: dict[Tensor, set[StagePlace]] = {}
+    for place, layers in stages:
+        for layer in layers:
+            for buffer in layer.module.buffers():
+                places.setdefault(buffer, set()).add(place)
+
+    def noted(layer: Layer) -> Layer:
+        buffers = layer.module.named_buffers(remove_duplicate=False)
+        return layer._replace(shared=tuple(name for name, one in buffers if len(places[one]) > 1))
+
+    return [StageLayers(place, [noted(layer) for layer in layers]) for place, layers in stages]
 
 
 def _check_shared_parameters(stages: list[StageLayers]) -> None:

@@ -4,6 +4,7 @@ at the workers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,10 @@ class StateAtWorkers(LayersElsewhere):
         """
         self._gradients.check()
         found = self.at_workers(state.gradient_norms, norm_type).values()
-        norms = [norm for each in found for norm in each]
+        of_layer: dict[str, list[Tensor]] = {name: [] for name in self._parts.layers}
+        for layer, norm in itertools.chain.from_iterable(found):
+            of_layer[layer].append(norm)
+        norms = [*itertools.chain.from_iterable(of_layer.values())]  # summed in torch's order
         total = torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]), norm_type)
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # NaN stays: as torch's
         self.at_workers(state.scale_gradients, factor.item())

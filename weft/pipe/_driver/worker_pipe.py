@@ -111,10 +111,10 @@ class WorkerPipe(StateAtWorkers):
             RuntimeError: a stage failed, with its number, worker and traceback, or a worker was lost.
                 The mini-batch is over on all workers; gradients that were computed stay. With replicas
                 of a stage these differ: ``zero_grad()`` comes before the next step.
-            ValueError: the arguments cannot be used, or autocast or ``no_grad`` is active: the workers do
-                not see it.
+            ValueError: the arguments cannot be used, or autocast, ``no_grad``, forward-mode AD or a
+                transform of ``torch.func`` is active: the workers do not see it.
         """
-        check_surroundings()
+        check_surroundings((inputs, targets))
         if self.places[-1].workers != (rpc.get_worker_info().name,):
             check_loss(loss)
         self._parts.check_loss(loss)
@@ -156,7 +156,7 @@ class WorkerPipe(StateAtWorkers):
         Raises:
             As :meth:`step`.
         """
-        check_surroundings(backward=False)
+        check_surroundings(inputs, backward=False)
         with_graph = self.training and torch.is_grad_enabled()
         if torch.is_grad_enabled() and not with_graph:
             refuse_gradients(

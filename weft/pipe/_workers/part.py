@@ -35,6 +35,8 @@ class Layer(NamedTuple):
 
     name: str
     module: nn.Module
+    #: Its buffers that a stage elsewhere has too, which gets a copy of them.
+    shared: tuple[str, ...] = ()
 
     def here(self, device: torch.device, deferred: int) -> nn.Module:
         """The module; its batch norms are deferred over so many micro-batches, 0 for not at all."""
@@ -81,7 +83,8 @@ class Part:
             self.layers.update(made)
             if self.places[number].worker != self.name:
                 self.copies.update(made)
-            self.stages[number] = Stage(list(made.values()), device)
+            shared = [f"{at}.{name}" for at, layer in enumerate(layers) for name in layer.shared]
+            self.stages[number] = Stage(list(made.values()), device, shared)
         self.replicas = self._find_replicas()
         self.settle()
         self.arrivals = _C.pipe.open_arrivals(pipe)

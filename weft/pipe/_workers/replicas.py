@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 Sums = list[Tensor | None]
+
+_OF_A_REPLICA = (
+    "and has replicas, of which each sees only some micro-batches: their buffers would differ. Give "
+    "BatchNorm track_running_stats=False or a stage without replicas, or use another norm"
+)
+_SHARED = (
+    "which a stage on another worker or device has too, as a copy of its own: the two would differ. "
+    "Give each stage a module of its own, or let both be on one device of one worker"
+)
 
 
 class Replicas:
@@ -54,19 +63,22 @@ class Replicas:
 
 
 @contextlib.contextmanager
-def unchanged_buffers(layers: nn.Module) -> Iterator[None]:
-    """Watches the buffers of a replica, which sees only some of the micro-batches.
+def unchanged_buffers(layers: nn.Module, shared: Collection[str] | None = None) -> Iterator[None]:
+    """Watches buffers of which others have copies.
+
+    Args:
+        layers: of a stage.
+        shared: those that a stage elsewhere has too; None: the stage has replicas, which have all.
 
     Raises:
         RuntimeError: a buffer was changed, as running statistics are.
     """
-    before = [(name, buffer, buffer._version) for name, buffer in layers.named_buffers()]
+    found = dict(layers.named_buffers(remove_duplicate=False))
+    names = found.keys() if shared is None else shared
+    before = [(name, found[name], found[name]._version) for name in names if name in found]
     yield
-    now = dict(layers.named_buffers())
+    now = dict(layers.named_buffers(remove_duplicate=False))
     for name, buffer, version in before:
         if now.get(name) is not buffer or buffer._version != version:
-            raise RuntimeError(
-                f"the stage changes its buffer '{name}', and has replicas, of which each sees only some "
-                "micro-batches: their buffers would differ. Give BatchNorm track_running_stats=False or "
-                "a stage without replicas, or use another norm"
-            )
+            why = _OF_A_REPLICA if shared is None else _SHARED
+            raise RuntimeError(f"the stage changes its buffer '{name}', {why}")

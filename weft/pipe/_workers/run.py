@@ -171,8 +171,11 @@ class Run:
         skips = {at: self._take(Sent.skip, at, number) for at in stage.pops}
         recompute = self.job.recompute
         at = MicroBatch(task.stage, number, len(recompute), self._number)
-        replicated = len(self.part.places[task.stage].workers) > 1
-        watched = unchanged_buffers(stage.layers) if replicated else contextlib.nullcontext()
+        watched: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if len(self.part.places[task.stage].workers) > 1:
+            watched = unchanged_buffers(stage.layers)
+        elif stage.shared:
+            watched = unchanged_buffers(stage.layers, stage.shared)
         if task.stage == self._last and self.job.criterion is not None:
             target, weight = self._targets[number], self.job.weights[number]
             with watched:

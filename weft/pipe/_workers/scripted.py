@@ -77,6 +77,7 @@ def _stage_runs_in_cpp(stage: Stage) -> bool:
         stage.device.type == "cpu"
         and not stage.pops
         and not stage.stashes
+        and not stage.shared
         and all(map(is_scripted, stage.layers))
     )
 

@@ -42,11 +42,15 @@ def split(values: Any, chunks: int) -> list[Any]:
     return [of(number)[0] if alone else of(number) for number in range(count)]
 
 
+def given_leaves(values: Any) -> list[Any]:
+    """The leaves of a value of :func:`split`."""
+    values = values if isinstance(values, tuple) else (values,)
+    return leaves([one.tensor if isinstance(one, NoChunk) else one for one in values])
+
+
 def refuse_gradients(values: Any, why: str) -> None:
     """Raises ValueError if a tensor in a value of :func:`split` wants a gradient."""
-    values = values if isinstance(values, tuple) else (values,)
-    found = leaves([one.tensor if isinstance(one, NoChunk) else one for one in values])
-    if any(wants_gradient(one) for one in found):
+    if any(map(wants_gradient, given_leaves(values))):
         raise ValueError(f"{why}: detach what requires a gradient")
 
 

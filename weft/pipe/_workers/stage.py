@@ -6,11 +6,12 @@ back to the stages that it came from. One thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from weft import _C
@@ -46,6 +47,10 @@ _INPUT_HAS_CHANGED = (
     "an input of the stage was changed in place after its forward, and the recomputation for the "
     'backward needs it as it was: change a clone, or use checkpoint="never"'
 )
+_PARAMETER_HAS_CHANGED = (
+    "a parameter of the stage was changed in place after its forward, and the recomputation for the "
+    "backward needs it as it was: call backward() before an optimizer steps or a state is loaded"
+)
 #: What torch says of it, and what is added to that; a parameter may be meant as well.
 _A_LEAF = "leaf Variable that requires grad"
 _LEAF_IS_INPUT = (
@@ -78,7 +83,8 @@ class Held(NamedTuple):
     popped: dict[int, Tensor]  # likewise, from skip connections
     outputs: list[Tensor]  # the next stage gives their gradients; or the loss
     stashed: dict[int, Tensor]  # likewise, for skip connections
-    versions: Versions  # of what a recomputation needs
+    versions: Versions  # of the inputs that a recomputation needs
+    parameters: Versions  # likewise; buffers are not watched, because batch norms write theirs
 
 
 class Stage:
@@ -87,11 +93,15 @@ class Stage:
     Args:
         layers: in order; a tuple that one gives becomes the next one's arguments.
         device: where they are.
+        shared: the buffers of which a stage elsewhere has a copy, by their names in the stage.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], device: torch.device, shared: Sequence[str] = ()
+    ) -> None:
         self.layers = PipeSequential(*layers)
         self.device = device
+        self.shared = shared
         #: The skip connections that end here, and those that begin here and end in another stage:
         #: these in the order in which autograd would sum their gradients, the last stage's first.
         self.pops: dict[int, SkipKey] = {}
@@ -197,6 +207,8 @@ class Stage:
         outputs = [*held.stashed.values(), *held.outputs]
         found = placed([*(skips[at] for at in held.stashed), *gradients], self.device)
         pairs = [pair for pair in zip(outputs, found, strict=True) if pair[1] is not None]
+        if pairs and have_changed(held.parameters):
+            raise RuntimeError(_PARAMETER_HAS_CHANGED)
         return [output for output, _ in pairs], [one for _, one in pairs]
 
     def forget(self) -> None:
@@ -237,6 +249,7 @@ class Stage:
             [],
             {},
             versions if again else [],
+            [],
         )
         arguments = value if isinstance(value, tuple) else (value,)
         run = self._repeatable if again else self._once
@@ -248,6 +261,8 @@ class Stage:
             raise RuntimeError(f"{error} {_LEAF_IS_INPUT}") from error
         if have_changed(versions):
             raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
+        if again:  # after the run, which gives lazy ones their shapes
+            held.parameters.extend(with_versions(_with_shapes(self.layers.parameters())))
         return held, output, stashed
 
     def _once(self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
@@ -257,21 +272,49 @@ class Stage:
     def _repeatable(
         self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips
     ) -> tuple[Any, Skips]:
-        """Keeps no activations; the backward runs it again, with the same random numbers."""
-        draws = _C.pipe.RepeatedDraws(str(self.device))
+        """Keeps no activations; the backward runs it again, with the same random numbers.
+
+        To its end, where it shows whether it has done the same.
+        """
+        draws = _C.pipe.RepeatedDraws(str(self.device), at.stage)
+        sample: Any = None
+        failure: list[BaseException] = []
         again = False
 
-        def run(*arguments: Any) -> tuple[Any, Skips]:
-            nonlocal again
+        def run(*arguments: Any) -> tuple[Any, Skips] | None:
+            nonlocal again, sample
             run_again, again = again, True
-            given = skips
-            if run_again:  # hooks that the stage puts on its inputs are there from the first run
-                arguments, popped = mapped(cut, (arguments, list(skips.values())))
-                given = dict(zip(skips, popped, strict=True))
-            with _C.pipe.StageRun(*at, checkpointing=not run_again, recomputing=run_again), draws:
-                return self._call(arguments, given)
+            if run_again:
+                found = self._call_again(at, arguments, skips, draws)
+                if sample is not None:  # None: the first run asks for a gradient of its own
+                    sample.check_repeated(_tensors_of(*found), at.stage)
+                return found
+            try:
+                with _C.pipe.StageRun(*at, checkpointing=True), draws:
+                    found = self._call(arguments, skips)
+            except BaseException as error:
+                # Not through torch's checkpoint: a traceback that somebody keeps would keep its hooks
+                # on this thread.
+                failure.append(error)
+                return None
+            sample = _C.pipe.OutputSample(_tensors_of(*found))
+            return found
 
-        return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
+        found = checkpoint(
+            run, *arguments, use_reentrant=False, preserve_rng_state=False, early_stop=False
+        )
+        if failure:
+            raise failure.pop()
+        return found
+
+    def _call_again(
+        self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips, draws: _C.pipe.RepeatedDraws
+    ) -> tuple[Any, Skips]:
+        """Hooks that the stage puts on its inputs are there from the first run."""
+        arguments, popped = mapped(cut, (arguments, list(skips.values())))
+        given = dict(zip(skips, popped, strict=True))
+        with _C.pipe.StageRun(*at, recomputing=True), draws:
+            return self._call(arguments, given)
 
     def _call(self, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
         with use_store({self.pops[at]: one for at, one in skips.items()}) as store:
@@ -281,6 +324,14 @@ class Stage:
     def _hold(self, micro_batch: int, held: Held) -> None:
         if torch.is_grad_enabled():
             self._held[micro_batch] = held
+
+
+def _with_shapes(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [one for one in parameters if not is_lazy(one)]
+
+
+def _tensors_of(output: Any, stashed: Skips) -> list[Tensor]:
+    return tensors_in([output, *stashed.values()])
 
 
 def _gradients(

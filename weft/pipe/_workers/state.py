@@ -122,9 +122,13 @@ def _gradients(layers: Mapping[str, nn.Module]) -> list[Tensor]:
     return [one.grad for one in parameters_of(layers).values() if one.grad is not None]
 
 
-def gradient_norms(pipe: str, norm_type: float) -> list[Tensor]:
-    found = _gradients(_own_layers(part_of(pipe)))
-    return [torch.linalg.vector_norm(one, norm_type).cpu() for one in found]
+def gradient_norms(pipe: str, norm_type: float) -> list[tuple[str, Tensor]]:
+    """The norms of the parameters' gradients, each with the name of the layer."""
+    return [
+        (name.partition(".")[0], torch.linalg.vector_norm(one.grad, norm_type).cpu())
+        for name, one in parameters_of(_own_layers(part_of(pipe))).items()
+        if one.grad is not None
+    ]
 
 
 @_settled

@@ -1,0 +1,102 @@
+"""Recomputations at workers: they do what the forward did, or say so."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import worker_models as models
+from torch import nn
+from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of, pipe_of_layers, same
+
+OTHER_NUMBERS = "did not draw the random numbers of its first run: another thread or another Pipe"
+OTHER_VALUE = "gave another value 0 when it ran again for the backward"
+
+
+def repeats_itself_not(layer: nn.Module, place: str, said: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4), layer, nn.Linear(4, 3)]
+    pipe = pipe_of_layers(layers, ["0", place, "2"], 2, "gpipe", "always")
+    with pytest.raises(RuntimeError, match=said) as caught:
+        pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    assert f"on worker 'worker{place}', failed in the backward of micro-batch" in str(caught.value)
+    assert held_anywhere(pipe) == 0
+    pipe.eval()
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)  # nothing is recomputed
+    pipe.close()
+
+
+@pytest.mark.parametrize("place", ["0", "1"])
+def test_draws_of_another_thread_are_noticed(group, place):
+    layer = models.DrawsBesideAThread()
+    group[0].call(repeats_itself_not, layer, place, OTHER_NUMBERS)
+
+
+@pytest.mark.parametrize("place", ["0", "1"])
+@pytest.mark.parametrize("make", [models.CountsItsRuns, models.normed])
+def test_another_value_is_noticed(group, make, place):
+    group[0].call(repeats_itself_not, make(), place, OTHER_VALUE)
+
+
+def changes_parameters_between(how: str) -> None:
+    pipe = pipe_of("0122", 2, "gpipe", "always")
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.5)
+    inputs, targets = models.batch()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    output = pipe(inputs).to_here()
+    if how == "step":
+        optimizer.step()
+    else:
+        pipe.load_state_dict(pipe.state_dict())
+    with pytest.raises(RuntimeError, match="a parameter of the stage was changed in place after"):
+        output.sum().backward()
+    del output
+    pipe(inputs).to_here().sum().backward()
+    pipe.close()
+
+
+@pytest.mark.parametrize("how", ["step", "load"])
+def test_parameters_that_change_before_the_backward_are_noticed(group, how):
+    group[0].call(changes_parameters_between, how)
+
+
+def asks_for_a_gradient_of_what_it_drew() -> None:
+    torch.manual_seed(0)
+    layer = models.SlopeOfDropout()
+    found = []
+    for checkpoint in ("never", "always"):
+        pipe = pipe_of_layers([copy.deepcopy(layer)], "0", 2, "gpipe", checkpoint)
+        inputs, targets = models.batch()
+        torch.manual_seed(5)
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+        found.append((gradients_of(pipe), torch.rand(1)))
+        pipe.close()
+    (expected, expected_next), (recomputed, next_number) = found
+    same(recomputed, expected)
+    assert torch.equal(next_number, expected_next)
+
+
+def test_a_stage_that_asks_for_a_gradient_draws_once(group):
+    group[0].call(asks_for_a_gradient_of_what_it_drew)
+
+
+def keeps_what_its_stage_raised() -> None:
+    """A traceback that is kept keeps the frames of the stage's run."""
+    layers = [models.Failing(2, False), nn.Linear(4, 3)]
+    pipe = pipe_of_layers(layers, "01", 4, "gpipe", "always")
+    plain = nn.Sequential(nn.Identity(), copy.deepcopy(layers[1]))
+    inputs, targets = models.batch()
+    with pytest.raises(RuntimeError, match="fails on purpose") as caught:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    pipe.zero_grad()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    models.one_after_the_other(plain, inputs, targets, CROSS_ENTROPY, 4)
+    same(gradients_of(pipe), {name: one.grad for name, one in plain.named_parameters()})
+    assert "micro-batch 1" in str(caught.value)
+    pipe.close()
+
+
+def test_an_error_that_is_kept_leaves_no_hooks_behind(group):
+    group[0].call(keeps_what_its_stage_raised)
