@@ -39,6 +39,15 @@ bool needsAllRanks(const Call& call) {
 
 // --- steps and failures ---
 
+bool HierarchicalCollectives::beginSteps(const Call& call, Operation operation, std::uint64_t bytes,
+                                         int root) {
+  if (failure()) return false;
+  const Tag first = MessageCollectives::firstTag(kFlatChannel, call);
+  const Label label = OpFingerprint::of(operation, call, bytes, root).label();
+  // Over, as far as messages from rank to rank go: it takes none.
+  return !flat(parts_.mailbox->reached({first, first + RequestSet::kTags - 1, label, true}));
+}
+
 bool HierarchicalCollectives::inside(const Call& call, const Step& step, int first) {
   if (failure()) return false;
   Call local = call;
@@ -125,7 +134,8 @@ std::vector<Part> HierarchicalCollectives::pick(std::span<const Part> parts,
 
 Error HierarchicalCollectives::barrier(const Call& call) {
   const Step meet = [](Collectives& part, const Call& own) { return part.barrier(own); };
-  (void)(inside(call, meet) && (layout_.local != 0 || across(call, meet)) && inside(call, meet));
+  (void)(beginSteps(call, Operation::kBarrier, 0) && inside(call, meet) &&
+         (layout_.local != 0 || across(call, meet)) && inside(call, meet));
   return failure();
 }
 
@@ -142,6 +152,7 @@ Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root)
   if (Error error = failure()) return error;
   if (data.size() >= kTreeBytes && treeKeepsToHosts(root))
     return flat(parts_.flat->broadcast(call, data, root));
+  if (!beginSteps(call, Operation::kBroadcast, data.size(), root)) return failure();
   const auto from = [&](int one) -> Step {
     return
         [data, one](Collectives& part, const Call& own) { return part.broadcast(own, data, one); };
@@ -170,6 +181,8 @@ Error HierarchicalCollectives::reduce(const Call& call, Bytes data, int root) {
 }
 
 Error HierarchicalCollectives::reduceTo(const Call& call, Bytes data, int root) {
+  const Operation operation = root == kEverywhere ? Operation::kAllReduce : Operation::kReduce;
+  if (!beginSteps(call, operation, data.size(), root)) return failure();
   const Call sum = partialCall(call);
   const auto sharers = static_cast<std::size_t>(data.size() < kShareBytes ? 1 : layout_.fewest());
   const std::size_t element = sizeOf(call.element);
@@ -227,6 +240,7 @@ Error HierarchicalCollectives::allGather(const Call& call, ConstBytes in,
   if (Error error = failure()) return error;
   if (layout_.fewest() != layout_.most() || out.size() != static_cast<std::size_t>(size()))
     return flat(parts_.flat->allGather(call, in, out));
+  if (!beginSteps(call, Operation::kAllGather, in.size())) return failure();
   const std::vector<Bytes> mine = pick(out, layout_.across(layout_.local));  // by host
   // This host's parts first, which finds out who is missing here.
   const auto here = static_cast<std::size_t>(layout_.host);
@@ -246,6 +260,7 @@ Error HierarchicalCollectives::reduceScatter(const Call& call, std::span<const C
   const bool uneven =
       layout_.fewest() != layout_.most() || in.size() != static_cast<std::size_t>(size());
   if (uneven || needsAllRanks(call)) return flat(parts_.flat->reduceScatter(call, in, out));
+  if (!beginSteps(call, Operation::kReduceScatter, out.size())) return failure();
   const Call sum = partialCall(call);
   std::size_t total = 0;
   for (const ConstBytes& part : pick(in, layout_.across(layout_.local)))

@@ -15,6 +15,10 @@
 //  no
 //    rank in between knows the sizes, or every byte is sent only once anyway.
 //
+// Which operations go from rank to rank follows from the call, so ranks that called different
+// operations may take different ways. Whoever runs an operation in steps finds the messages of one
+// that goes from rank to rank, as far as it gets any.
+//
 // Threads and failure: as Collectives says. A failure of one part ends the other parts with the
 // same reason, and the group cannot be used any more.
 #pragma once
@@ -28,6 +32,7 @@
 
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/core/mailbox.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/net/hosts/host_layout.h"
 
 namespace weft::collectives {
@@ -37,9 +42,11 @@ class HierarchicalCollectives final : public Collectives {
   struct Parts {
     std::unique_ptr<Collectives> inside;  // the ranks of this host, by HostLayout::local
     std::unique_ptr<Collectives> across;  // the ranks with the same `local`; null if >= fewest()
-    std::unique_ptr<Collectives> flat;    // all ranks
+    std::unique_ptr<Collectives> flat;    // all ranks; on kFlatChannel
     std::shared_ptr<Mailbox> mailbox;     // under all parts that send messages
   };
+
+  static constexpr unsigned kFlatChannel = 0;
 
   HierarchicalCollectives(HostLayout layout, Parts parts)
       : layout_(std::move(layout)), parts_(std::move(parts)) {}
@@ -65,6 +72,10 @@ class HierarchicalCollectives final : public Collectives {
   // A step of an operation, as its part sees it.
   using Step = std::function<Error(Collectives& part, const Call& call)>;
 
+  // Before an operation in steps. A message to it from rank to rank is of a rank that called
+  // something else: found now, or, while this one runs, when it comes; the mailbox then aborts.
+  // False: the group has failed.
+  bool beginSteps(const Call& call, Operation operation, std::uint64_t bytes, int root = 0);
   // Run a step among the ranks of this host, or between the hosts. False: the step and the
   // operation failed. `first`: the rank whose error should come first, because it knows who is
   // missing.

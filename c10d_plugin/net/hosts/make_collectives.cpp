@@ -20,7 +20,7 @@ namespace {
 using Made = Result<std::unique_ptr<Collectives>>;
 
 // The channels over one mailbox (net/messages/message_collectives.h).
-constexpr unsigned kFlat = 0;
+constexpr unsigned kFlat = HierarchicalCollectives::kFlatChannel;
 constexpr unsigned kInside = 1;
 constexpr unsigned kAcross = 2;
 // All ranks are there by then, so a longer wait for shared memory means that something is wrong.

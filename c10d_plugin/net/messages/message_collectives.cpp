@@ -35,11 +35,13 @@ MessageCollectives::MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::ve
                            members_.begin());
 }
 
-RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what) {
+Tag MessageCollectives::firstTag(unsigned channel, const Call& call) {
   const Tag number = call.turn.value_or(call.sequence) & ((Tag{1} << kSequenceBits) - 1);
-  const Tag base =
-      kCollectiveTags | (Tag{channel_} << kChannelShift) | (number << RequestSet::kTagBits);
-  return {*mailbox_, members_, base, what, call.deadline, spin_, wait_times_};
+  return kCollectiveTags | (Tag{channel} << kChannelShift) | (number << RequestSet::kTagBits);
+}
+
+RequestSet MessageCollectives::begin(const Call& call, const OpFingerprint& what) {
+  return {*mailbox_, members_, firstTag(channel_, call), what, call.deadline, spin_, wait_times_};
 }
 
 std::vector<int> MessageCollectives::awaited() const {

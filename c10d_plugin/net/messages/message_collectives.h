@@ -39,6 +39,9 @@ class MessageCollectives : public Collectives {
   // all. `channel` (0…126) tells the Collectives over one mailbox apart.
   MessageCollectives(std::shared_ptr<Mailbox> mailbox, std::vector<int> members, unsigned channel);
 
+  // The first of the RequestSet::kTags tags of an operation's messages.
+  static Tag firstTag(unsigned channel, const Call& call);
+
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return static_cast<int>(members_.size()); }
 

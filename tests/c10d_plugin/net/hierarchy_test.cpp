@@ -222,6 +222,38 @@ TEST_F(HostFailures, ADifferenceBetweenHostsEndsAll) {
   });
 }
 
+// An operation from rank to rank on one rank, one in steps on the others, which it would never
+// meet.
+TEST_F(HostFailures, OperationsThatTakeDifferentWaysEndAll) {
+  const auto average = [](HierarchicalCollectives& collectives, Bytes data, Element element) {
+    return collectives.allReduce({soon(), 0, element, Reduction::kAverage}, data);
+  };
+  const auto exchange = [](HierarchicalCollectives& collectives, Bytes data) {
+    std::vector<ConstBytes> in(4, ConstBytes(data).first(8));
+    std::vector<Bytes> out;
+    for (std::size_t place = 0; place < in.size(); ++place)
+      out.push_back(data.subspan(8 + 8 * place, 8));
+    return collectives.allToAll({soon(), 0, {}, {}}, in, out);
+  };
+  for (const bool exchanges : {true, false}) {
+    for (const int alone : {0, 1, 3}) {
+      run("AABB", [&](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
+        std::vector<std::byte> data(400);
+        const auto began = std::chrono::steady_clock::now();
+        const Error error = rank != alone ? average(collectives, data, Element::kFloat32)
+                            : exchanges   ? exchange(collectives, data)
+                                          : average(collectives, data, Element::kFloat16);
+        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.text();
+        EXPECT_TRUE(names(error, exchanges ? "called all_to_all" : "of float16 by average"))
+            << error.text();
+        EXPECT_TRUE(names(error, "of float32 by average")) << error.text();
+        EXPECT_LT(std::chrono::steady_clock::now() - began, kPatience / 2);
+        meet(store, rank, 4, "end");
+      });
+    }
+  }
+}
+
 // One host's data are one share, the other's two of the same size.
 TEST_F(HostFailures, ADifferenceInTheNumberOfSharesEndsAll) {
   for (const bool all : {true, false}) {
