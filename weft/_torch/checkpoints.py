@@ -11,9 +11,9 @@ from types import TracebackType
 def end_checkpoints(error: BaseException, trace: TracebackType | None) -> None:
     """Ends the checkpoints that ``error`` has come out of, on the thread where they ran.
 
-    ``checkpoint`` leaves its generator (``_checkpoint_without_reentrant_generator``) suspended. The
-    saved-tensor hooks that it has pushed stay on this thread until the exception's frames are
-    dropped, on any thread: there the generator pops hooks that may be somebody else's.
+    Before torch 2.13 ``checkpoint`` leaves its generator (``_checkpoint_without_reentrant_generator``)
+    suspended. The saved-tensor hooks that it has pushed stay on this thread until the exception's
+    frames are dropped, on any thread: there the generator pops hooks that may be somebody else's.
 
     Args:
         error: what was raised.
