@@ -186,7 +186,7 @@ TEST(Client, SaysWhatIsWrong) {
                 expectProblem("timeout must be a number of seconds that is not negative",
                               [&] { rpcSync("server", "encoder", {x}, {.timeout = no_time}); });
               }
-              expectProblem("must be float, but", [&] {
+              expectProblem("must be float, got", [&] {
                 ops::call({.worker = "server", .name = "encoder", .args = {x}},
                           c10::FloatType::get());
               });

@@ -171,7 +171,9 @@ TEST_F(HostFailures, ADeadRankEndsAll) {
         [victim](int rank, KeyValue& store, HierarchicalCollectives& collectives) {
           std::vector<std::byte> data(1 << 20);
           Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
-          EXPECT_FALSE(collectives.barrier(call));
+          const Error met = collectives.barrier(call);
+          EXPECT_FALSE(met) << met.text();
+          meet(store, rank, 4, "begun");  // a death would end the barrier of those still in it
           if (rank == victim) die();
           const auto began = std::chrono::steady_clock::now();
           ++call.sequence;

@@ -210,7 +210,8 @@ TEST(MailboxLoss, OneWithAnotherKeyIsNamedAtTheStart) {
     const auto joined = EndpointMailbox::join(options, store, soon());
     ASSERT_FALSE(joined.ok());
     EXPECT_EQ(joined.error().code(), ErrorCode::kAuthFailed);
-    EXPECT_TRUE(names(joined.error(), "rank " + std::to_string(1 - rank) + " hold"))
+    EXPECT_TRUE(
+        names(joined.error(), "and rank " + std::to_string(1 - rank) + " have different keys"))
         << joined.error().text();
     meet(store, rank, 2, "end");
   });
