@@ -125,11 +125,6 @@ transport::Waited WeftAgent::drive(transport::Deadline deadline,
   return driveUntil(*endpoint, deadline, done, spin);
 }
 
-void WeftAgent::driveUntilCompleted(JitFuture& future) {
-  checkProcess("waiting for a call");
-  rpc::driveUntilCompleted(parts_->sender.endpoint(), future);
-}
-
 void WeftAgent::wakeDriver() { parts_->sender.endpoint()->wakeDriver(transport::Driver::kCaller); }
 
 void WeftAgent::join(bool shutdown, float timeout_seconds) {

@@ -77,8 +77,6 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // Another thread that makes `done()` true calls wakeDriver() afterwards.
   transport::Waited drive(transport::Deadline deadline, const std::function<bool()>& done);
   void wakeDriver();
-  // The same until the future is complete; throws what Ctrl-C's handler raised.
-  void driveUntilCompleted(JitFuture& future);
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.
   void cancel(const JitFuture& answer);

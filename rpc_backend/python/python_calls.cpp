@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/bindings.h"
@@ -133,13 +132,6 @@ std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::stri
   return std::make_shared<PythonFutureWrapper>(std::move(value));
 }
 
-// Waits for a future, which most often is that of a call: this thread reads the answer itself where
-// it can, so that no other one need wake up for it.
-void awaitFuture(const PythonFutureWrapper& future) {
-  if (const auto agent = WeftAgent::current()) agent->driveUntilCompleted(*future.fut);
-  awaitInterruptibly(*future.fut);
-}
-
 // Waits for the value that another thread makes for a `remote` to this worker itself.
 void awaitOwnValue(const PyRRef& rref) {
   if (!rref.isOwner()) return;
@@ -161,8 +153,10 @@ void bindPythonCalls(py::module_& module) {
   module.def("_start_python", &startPython, py::arg("to"), py::arg("pickled"), py::arg("tensors"),
              py::arg("timeout"), py::arg("async_execution"),
              "rpc_async of a pickled call: a future, which raises what the function raised.");
-  module.def("_await", &awaitFuture, py::arg("future"), py::call_guard<py::gil_scoped_release>(),
-             "Waits until the future is complete, or until Ctrl-C.");
+  module.def(
+      "_await", [](const PythonFutureWrapper& future) { awaitInterruptibly(*future.fut); },
+      py::arg("future"), py::call_guard<py::gil_scoped_release>(),
+      "Waits until the future is complete, or until Ctrl-C.");
   module.def("_await_own_value", &awaitOwnValue, py::arg("rref"),
              "Waits until the RRef has its value if this worker owns it, or until Ctrl-C.");
 }
