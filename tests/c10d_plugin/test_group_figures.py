@@ -185,7 +185,7 @@ def start_line() -> str:
     """What this rank has logged of its group, once it came through the queue."""
 
     def found() -> list[str]:
-        return [text for _, level, text in logged() if level == "INFO" and " group '" in text]
+        return [text for _, level, text in logged() if level == "INFO" and " has joined, " in text]
 
     wait_until(found, "the line is logged")
     return found()[0]
@@ -200,8 +200,9 @@ def test_a_group_says_in_one_line_what_it_runs(path):
         for rank in range(2):
             ranks[rank].result()
         for rank, line in enumerate(ranks.all(start_line)):
-            assert line.startswith("process group ")
-            assert f"rank {rank} of 2 has joined, collectives by " in line
+            assert line.startswith(
+                f"the default process group: rank {rank} of 2 has joined, collectives by "
+            ), line
             for part in ("weft ", "torch ", "key shared through the Store", "encryption auto"):
                 assert part in line, line
             shared = "off" if PATHS[path] else "on"

@@ -59,7 +59,7 @@ void MailSender::transmit(const MailHeader& header, const std::shared_ptr<SendRe
   // A peer that gave up has said why; the endpoint knows only that it has left since.
   const MailboxPeer& peer = state_.peer(request->to);
   const bool gave_up = peer.presence == MailboxPeer::Presence::kLost;
-  request->error = gave_up ? peer.reason : std::move(error);
+  request->error = gave_up ? peer.reason : error;
 }
 
 bool MailSender::cancel(Mailbox::Ticket ticket, const Error& why) {
