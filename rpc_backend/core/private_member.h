@@ -13,3 +13,13 @@
     friend auto member(Tag) { return Pointer; } \
   };                                            \
   template struct Expose##Tag<pointer>
+
+namespace weft::rpc {
+
+// The member of this object.
+template <typename Class, typename Tag>
+auto& of(Class& object, Tag tag) {
+  return object.*member(tag);
+}
+
+}  // namespace weft::rpc

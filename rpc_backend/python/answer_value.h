@@ -1,4 +1,4 @@
-// The values of answers to calls of built-in operators and of TorchScript functions.
+// How the answers to calls become values.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/utils.h>
@@ -9,8 +9,8 @@
 
 namespace weft::rpc {
 
-// Distributed autograd attaches its functions to the value. Throws what torch does for an answer
-// that it cannot read.
+// Of a built-in operator or a TorchScript function. Distributed autograd attaches its functions to
+// the value. Throws what torch does for an answer that it cannot read.
 inline at::IValue valueOf(const JitFuture& answer) {
   const auto message = answer.constValue().toCustomClass<Message>();
   return torch::distributed::rpc::deserializeRespToIValue(*message);

@@ -18,6 +18,7 @@
 
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/python/held_exception.h"
 #include "rpc_backend/trace/call_range.h"
@@ -90,32 +91,16 @@ py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at:
                    [](py::object value) { return value; });
 }
 
-// The error in a form that may be thrown several times; Python's own may be thrown only once.
-std::exception_ptr heldError(const std::exception_ptr& error) {
+// The answer's value. What the function raised comes in a form that may be thrown several times;
+// Python's own may be thrown only once. Without the GIL.
+at::IValue read(const JitFuture& answer) {
   try {
-    std::rethrow_exception(error);
+    return withValue(*answer.constValue().toCustomClass<Message>(), [](const py::object& made) {
+      return torch::jit::toIValue(made, at::PyObjectType::get());
+    });
   } catch (const py::error_already_set& raised) {
     const py::gil_scoped_acquire gil;
-    return std::make_exception_ptr(HeldException(raised));
-  } catch (...) {
-    return error;
-  }
-}
-
-// Completes `value` with the answer's value or error. Without the GIL.
-void settle(JitFuture& value, JitFuture& answer) {
-  if (answer.hasError()) {
-    value.setError(answer.exception_ptr());
-    return;
-  }
-  try {
-    value.markCompleted(withValue(*answer.constValue().toCustomClass<Message>(),
-                                  [](const py::object& made) {
-                                    return torch::jit::toIValue(made, at::PyObjectType::get());
-                                  }),
-                        answer.storages());
-  } catch (const std::exception&) {
-    value.setErrorIfNeeded(heldError(std::current_exception()));
+    throw HeldException(raised);
   }
 }
 
@@ -128,7 +113,7 @@ std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::stri
   const auto answer = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
   auto value = answer->createInstance(at::PyObjectType::get());
   answer->addCallback(
-      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered); }));
+      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered, read); }));
   return std::make_shared<PythonFutureWrapper>(std::move(value));
 }
 

@@ -19,7 +19,7 @@ WEFT_PRIVATE_MEMBER(Contexts, &DistAutogradContainer::autograd_contexts_);
 
 std::vector<std::int64_t> begunBy(worker_id_t worker) try {
   std::vector<std::int64_t> found;
-  for (auto& shard : DistAutogradContainer::getInstance().*member(Contexts{})) {
+  for (auto& shard : of(DistAutogradContainer::getInstance(), Contexts{})) {
     const std::lock_guard lock(shard.lock);
     for (const auto& [id, context] : shard.contexts)
       if (creatorOf(id) == worker) found.push_back(id);

@@ -27,11 +27,6 @@ WEFT_PRIVATE_MEMBER(Destroyed, &RRefContext::destroyed_);
 WEFT_PRIVATE_MEMBER(Agent, &RRefContext::agent_);
 WEFT_PRIVATE_MEMBER(CurrentAgent, &RpcAgent::currentRpcAgent_);
 
-template <typename Tag>
-auto& of(RRefContext& context, Tag tag) {
-  return context.*member(tag);
-}
-
 RRefContext& context() { return RRefContext::getInstance(); }
 
 // The member is const, so it is replaced by a new object ([basic.life]). Returns what it was.

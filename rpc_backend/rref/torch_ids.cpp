@@ -46,8 +46,8 @@ void startIdsAnew(Rank self) {
   };
   try {
     DistAutogradContainer& container = DistAutogradContainer::getInstance();
-    (container.*member(NextContext{})).store(first());
-    (container.*member(NextMessage{})).store(first());
+    of(container, NextContext{}).store(first());
+    of(container, NextMessage{}).store(first());
   } catch (const c10::Error& error) {
     logDebug(std::string("distributed autograd is not in use: ") + error.what_without_backtrace());
   }

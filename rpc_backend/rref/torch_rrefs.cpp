@@ -25,11 +25,6 @@ WEFT_PRIVATE_MEMBER(PendingChildren, &RRefContext::pendingChildren_);
 WEFT_PRIVATE_MEMBER(Creation, &RRef::ownerCreationFuture_);
 WEFT_PRIVATE_MEMBER(SetFailed, &RRef::setTimedOut);
 
-template <typename Tag>
-auto& of(RRefContext& context, Tag tag) {
-  return context.*member(tag);
-}
-
 RRefContext& context() { return RRefContext::getInstance(); }
 
 }  // namespace
