@@ -205,6 +205,10 @@ std::string WeftAgent::nameOf(worker_id_t id) const {
   return parts_->group.directory().nameOf(id);
 }
 
+void WeftAgent::onOwnWait(const torch::distributed::rpc::RRefId& value) {
+  parts_->rrefs.onOwnWait(fromTorch(value));
+}
+
 std::vector<RRefRow> WeftAgent::rrefReport() const {
   checkProcess("weft.rref_report()");
   return parts_->rrefs.lifecycle().report();

@@ -112,6 +112,9 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   std::vector<WaitingCall> waitingCalls(std::size_t most) const;
   const AgentMetrics& counters() const noexcept;
 
+  // A thread of this process is about to wait for a value of this worker's own: the wait ends with
+  // an error when the call that creates the value fails or does not come.
+  void onOwnWait(const torch::distributed::rpc::RRefId& value);
   // The values owned here that others refer to, and the references held here.
   std::vector<RRefRow> rrefReport() const;
   // One warning for each value owned here that others still refer to; at most 10, then a count.

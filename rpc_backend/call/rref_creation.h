@@ -1,17 +1,13 @@
 // Cleans up after a failed rpc.remote(): torch marks its RRef wrongly or not at all, and a
 // to_here() that was called before the failure waits for a value that never comes.
 //
-// Threads: any. FailedCreations calls nothing with its lock held.
+// Threads: any.
 #pragma once
 
-#include <cstddef>
-#include <deque>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/rref/torch_rrefs.h"
@@ -44,19 +40,5 @@ torch_rrefs::RRefPtr markRRef(const JitFuture& creation, const std::optional<For
 // Marks the reference to this worker's own value that a call with that payload, which was not sent,
 // was to create. False: it is not found.
 bool markOwnRRef(std::span<const char> payload);
-
-// The values whose creation failed last. A fetch may be sent at the moment of the failure: torch
-// saw an RRef that was not marked, and the failure did not find the fetch in the table.
-class FailedCreations {
- public:
-  void add(const RRefKey& value, std::string why);
-  std::optional<std::string> find(const RRefKey& value) const;
-
- private:
-  static constexpr std::size_t kKept = 64;
-
-  mutable std::mutex mutex_;
-  std::deque<std::pair<RRefKey, std::string>> failed_;
-};
 
 }  // namespace weft::rpc

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/answer_value.h"
@@ -117,14 +118,15 @@ std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::stri
   return std::make_shared<PythonFutureWrapper>(std::move(value));
 }
 
-// Waits for the value that another thread makes for a `remote` to this worker itself.
+// Waits for a value of this worker's own, which another thread makes.
 void awaitOwnValue(const PyRRef& rref) {
   if (!rref.isOwner()) return;
   const auto owned = c10::dynamic_intrusive_pointer_cast<torch::distributed::rpc::OwnerRRef>(
       rref.toIValue().toRRef());
-  // The value will never come, and to_here() raises.
-  if (!owned || owned->getTimedOut()) return;
+  // Where it has failed the value will never come, and torch raises.
+  if (!owned || owned->hasValue() || owned->getTimedOut()) return;
   const py::gil_scoped_release no_gil;
+  if (const auto agent = WeftAgent::current()) agent->onOwnWait(owned->rrefId());
   awaitInterruptibly(*owned->getFuture());
 }
 

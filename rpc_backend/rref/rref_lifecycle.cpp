@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 
+#include <string>
 #include <utility>
 
 #include "rpc_backend/core/log.h"
@@ -21,6 +22,8 @@ std::optional<ForkIds> remoteResult(MessageType type, std::span<const char> payl
   const Innermost answer = innermost(type, payload);
   return answer.type == MessageType::REMOTE_RET ? readForkIds(answer.payload) : std::nullopt;
 }
+
+const std::string kNotCreated = "the value of this RRef was not created: ";
 
 // Torch's count of ids when this thread last looked for RRefs in a message. An RRef is pickled on
 // the thread that sends it, so a message sent while the count stands still holds none.
@@ -58,9 +61,22 @@ void RRefLifecycle::onAnswer(const Message& answer, Rank to, Seen seen,
                              const std::optional<ForkIds>& created) {
   if (const auto ids = remoteResult(answer.type(), answer.payload())) {
     table_.onRemoteResult(*ids, to, seen);
+    dropLater(early_.end(ids->value));
   } else if (created) {
     table_.onRemoteFailure(*created);
+    const auto& text = answer.payload();
+    dropLater(early_.fail(created->value, kNotCreated + std::string(text.begin(), text.end())));
   }
+}
+
+void RRefLifecycle::onNotCreated(const RRefKey& value, Rank from, const std::string& why) {
+  if (value.created_on == from) dropLater(early_.fail(value, kNotCreated + why));
+}
+
+void RRefLifecycle::failEarly(const std::function<bool(const RRefKey&)>& which,
+                              const std::string& why) {
+  for (auto& value : early_.failAll(which, why))
+    dropLater(std::move(value));
 }
 
 void RRefLifecycle::onAnswerReceived(MessageType type, std::span<const char> payload) {
@@ -80,7 +96,10 @@ RRefLifecycle::Carried RRefLifecycle::onSend(const Message& message, Rank to) {
   const std::int64_t ids_made = torch_rrefs::idsMade();
   if (ids_made == ids_looked_at) return {};
   ids_looked_at = ids_made;
-  if (to == self_) return {};
+  if (to == self_) {
+    keepEarly(message.payload());
+    return {};
+  }
   Carried carried = findPickledRRefs(message.payload(), self_);
   std::erase_if(carried, [&](const PickledRRef& rref) {
     return rref.owner == self_ ? !torch_rrefs::hasFork(rref.ids)
@@ -89,6 +108,13 @@ RRefLifecycle::Carried RRefLifecycle::onSend(const Message& message, Rank to) {
   for (const PickledRRef& rref : carried)
     table_.onSend(rref, to);
   return carried;
+}
+
+void RRefLifecycle::keepEarly(std::span<const char> payload) {
+  // torch drops these as soon as it has read the message.
+  for (const PickledRRef& rref : findPickledRRefs(payload, self_)) {
+    if (rref.owner == self_ && torch_rrefs::hasFork(rref.ids)) early_.keep(rref.ids.value);
+  }
 }
 
 void RRefLifecycle::undo(const Carried& carried) {
@@ -142,6 +168,7 @@ void RRefLifecycle::addFork(const ForkIds& ids) {
 ForkTable::Dropped RRefLifecycle::removeFork(const ForkIds& ids) {
   // At the very end torch has neither an agent nor values any more.
   if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
+  early_.keep(ids.value);
   auto kept =
       keep(RRefContext::getInstance().delForkOfOwner(toTorch(ids.value), toTorch(ids.fork)));
   if (kept == nullptr) return nullptr;
@@ -153,6 +180,10 @@ ForkTable::Dropped RRefLifecycle::removeFork(const ForkIds& ids) {
 
 void RRefLifecycle::childSettled(const RRefKey& fork) {
   if (RpcAgent::isCurrentRpcAgentSet()) RRefContext::getInstance().delPendingChild(toTorch(fork));
+}
+
+void RRefLifecycle::dropLater(torch_rrefs::RRefPtr rref) {
+  if (auto kept = keep(std::move(rref))) droppers_.run([kept = std::move(kept)] {});
 }
 
 std::shared_ptr<void> RRefLifecycle::keep(torch_rrefs::RRefPtr rref) const {

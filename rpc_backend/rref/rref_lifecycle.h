@@ -19,6 +19,7 @@
 
 #include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/rref/early_values.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/rref/rref_report.h"
 #include "rpc_backend/rref/rref_table.h"
@@ -41,7 +42,11 @@ class RRefLifecycle : private ForkTable {
   // Values are released on `droppers`: a destructor may be user code that makes calls, and on a
   // thread that serves requests it could wait for calls that wait for that thread.
   RRefLifecycle(Rank self, RRefHooks hooks, WorkerPool& droppers)
-      : self_(self), hooks_(std::move(hooks)), droppers_(droppers), table_(*this, self) {}
+      : self_(self),
+        hooks_(std::move(hooks)),
+        droppers_(droppers),
+        early_(self),
+        table_(*this, self) {}
 
   // One of the three messages that are served here.
   static bool isControl(MessageType type) noexcept {
@@ -61,6 +66,12 @@ class RRefLifecycle : private ForkTable {
   // An answer goes out to `to`, whose request came at `seen`. `created`: what onRemoteCall()
   // returned for that. Worker thread.
   void onAnswer(const Message& answer, Rank to, Seen seen, const std::optional<ForkIds>& created);
+  // What `from` was to create here will not be: its call does not run. A worker thread.
+  void onNotCreated(const RRefKey& value, Rank from, const std::string& why);
+  // The same for each early value (early_values.h) that `which` says.
+  void failEarly(const std::function<bool(const RRefKey&)>& which, const std::string& why);
+  // Somebody here is about to wait for this worker's own value.
+  void onAwaited(const RRefKey& value) { early_.await(value); }
   // A message goes out to `to`: returns the RRefs in it, nearly always none. Call it on the thread
   // that made the message, before it is sent; call undo() when it could not be sent.
   Carried onSend(const Message& message, Rank to);
@@ -90,15 +101,20 @@ class RRefLifecycle : private ForkTable {
   RRefTable::Counts counts() const { return table_.counts(); }
 
  private:
+  // Keeps the early values of RRefs in a message of this worker to itself.
+  void keepEarly(std::span<const char> payload);
   void addFork(const ForkIds& ids) override;
   Dropped removeFork(const ForkIds& ids) override;
   void childSettled(const RRefKey& fork) override;
+  // Drops a value on a dropper, by the hook.
+  void dropLater(torch_rrefs::RRefPtr rref);
   // Owns `rref`, and drops it by the hook where it holds a Python value.
   std::shared_ptr<void> keep(torch_rrefs::RRefPtr rref) const;
 
   const Rank self_;
   const RRefHooks hooks_;
   WorkerPool& droppers_;
+  EarlyValues early_;
   RRefTable table_;
 };
 

@@ -18,6 +18,7 @@ namespace {
 // before: the child's request to the owner is under way then, and must find the value.
 constexpr milliseconds kReleaseGrace{1000};
 constexpr std::size_t kMaxLeakLines = 10;
+constexpr std::optional kAllIds = std::numeric_limits<std::int64_t>::max();
 
 std::string namesOf(std::vector<Rank> ranks, const Directory& directory) {
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -104,8 +105,15 @@ void RRefService::cleanUp(worker_id_t peer) {
   } else if (!group_.losses().lastOutage(peer)) {
     autograd_contexts::release(contexts);
   }
-  // One that is back says itself what does not come.
-  if (!back) failAwaitedOf(peer, std::numeric_limits<std::int64_t>::max());
+  // One that is back says itself what does not come, perhaps before its references went above.
+  if (const auto first = back ? firstIdOf(peer) : kAllIds)
+    failAwaitedOf(peer, *first);
+}
+
+std::optional<std::int64_t> RRefService::firstIdOf(worker_id_t peer) {
+  const std::lock_guard lock(mutex_);
+  const auto known = first_ids_.find(peer);
+  return known == first_ids_.end() ? std::nullopt : std::optional(known->second);
 }
 
 void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {
@@ -114,9 +122,11 @@ void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {
   const std::string text =
       context_.me() + " does not have the value of this RRef: " + group_.describe(creator) +
       " was lost before it had created the value" + (reason ? ": " + *reason : "");
-  torch_rrefs::failAwaited(
-      [&](const RRefKey& value) { return value.created_on == creator && value.local_id < first; },
-      std::make_exception_ptr(std::runtime_error(text)));
+  const auto lost = [&](const RRefKey& value) {
+    return value.created_on == creator && value.local_id < first;
+  };
+  torch_rrefs::failAwaited(lost, std::make_exception_ptr(std::runtime_error(text)));
+  lifecycle_.failEarly(lost, text);
 }
 
 void RRefService::onPeerReturned(worker_id_t peer) {
@@ -136,29 +146,29 @@ void RRefService::onCreationsLost(worker_id_t peer, const std::string& text) {
     if (!failing_.insert(peer).second) return;
   }
   context_.completers.run([this, alive = context_.keepAlive(), peer] {
-    std::int64_t lost_below = 0;
     {
       const std::lock_guard lock(mutex_);
       failing_.erase(peer);
-      if (const auto known = first_ids_.find(peer); known != first_ids_.end())
-        lost_below = known->second;
     }
-    failAwaitedOf(peer, lost_below);
+    if (const auto known = firstIdOf(peer)) failAwaitedOf(peer, *known);
   });
 }
 
 void RRefService::onFetch(const RRefKey& value) {
+  if (torch_rrefs::isAwaited(value)) failIfLost(value);
+}
+
+void RRefService::onOwnWait(const RRefKey& value) {
+  lifecycle_.onAwaited(value);
+  if (torch_rrefs::findEmpty(value)) failIfLost(value);
+}
+
+void RRefService::failIfLost(const RRefKey& value) {
   const auto creator = static_cast<worker_id_t>(value.created_on);
-  if (creator == context_.rank || !torch_rrefs::isAwaited(value)) return;
+  if (creator == context_.rank) return;
   if (group_.lossOf(creator)) return cleanUpAfter(creator);
-  std::int64_t first = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto known = first_ids_.find(creator);
-    if (known == first_ids_.end()) return;
-    first = known->second;
-  }
-  if (value.local_id < first) failAwaitedOf(creator, first);
+  const auto first = firstIdOf(creator);
+  if (first && value.local_id < *first) failAwaitedOf(creator, *first);
 }
 
 void RRefService::onContextUsed(worker_id_t from, std::int64_t context) {

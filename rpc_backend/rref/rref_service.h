@@ -58,6 +58,8 @@ class RRefService {
   void onCreationsLost(worker_id_t peer, const std::string& text);
   // A request for `value` is being served: ends its wait if the value's creator is lost, or was.
   void onFetch(const RRefKey& value);
+  // A thread of this process is about to wait for a value of its own: the same.
+  void onOwnWait(const RRefKey& value);
 
   // Whether this worker began that context of distributed autograd.
   bool beganContext(std::int64_t context) const;
@@ -73,6 +75,10 @@ class RRefService {
  private:
   void cleanUp(worker_id_t peer);
   std::string orphanText(const RRefKey& value, worker_id_t owner) const;
+  // Ends the waits for a value if its creator is lost, or was.
+  void failIfLost(const RRefKey& value);
+  // As first_ids_ says.
+  std::optional<std::int64_t> firstIdOf(worker_id_t peer);
   // Ends the waits for values that `creator` was to create, with ids below `first`.
   void failAwaitedOf(worker_id_t creator, std::int64_t first);
 

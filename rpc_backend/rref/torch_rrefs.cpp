@@ -132,6 +132,14 @@ void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exceptio
     future->setErrorIfNeeded(error);
 }
 
+RRefPtr findEmpty(const RRefKey& value) {
+  const std::lock_guard lock(of(context(), Mutex{}));
+  const auto& owners = of(context(), Owners{});
+  const auto found = owners.find(toTorch(value));
+  if (found == owners.end()) return {};
+  return static_cast<const OwnerRRef&>(*found->second).hasValue() ? RRefPtr() : found->second;
+}
+
 void endOwnWaits(RRef& marked, std::exception_ptr error) {
   static_cast<OwnerRRef&>(marked).setError(std::move(error));
 }

@@ -68,6 +68,9 @@ bool isAwaited(const RRefKey& value);
 // for each one that `which` says, with the error. A creation that comes later is served all the
 // same. Not on the loop thread: answers are sent.
 void failAwaited(const std::function<bool(const RRefKey&)>& which, std::exception_ptr error);
+// The value of this worker of that id, if a reference has come for it that torch has read, and the
+// call that creates it has not ended. Null: there is none, or it has its value.
+RRefPtr findEmpty(const RRefKey& value);
 // After `creation` has failed: who already waits for the value that a marked reference of this
 // worker was to have gets the error.
 void endOwnWaits(RRef& marked, std::exception_ptr error);

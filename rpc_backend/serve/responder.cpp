@@ -5,6 +5,7 @@
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/trace/call_recorder.h"
+#include "transport/base/thrown.h"
 
 namespace weft::rpc {
 
@@ -37,6 +38,13 @@ std::string Responder::lostMakers() const {
 void Responder::refuse(worker_id_t from, std::uint64_t id, std::span<const char> payload,
                        const std::string& why) {
   context_.metrics.requests_refused.fetch_add(1, std::memory_order_relaxed);
+  if (const auto ids = readCreatedIds(payload)) {
+    static_cast<void>(transport::thrownBy([&] {
+      context_.completers.run([this, alive = context_.keepAlive(), from, value = ids->value, why] {
+        rrefs_.lifecycle().onNotCreated(value, from, why);
+      });
+    }));
+  }
   const auto response = createExceptionResponse(
       context_.me() + " refuses the request: " + why + ".", static_cast<std::int64_t>(id));
   const auto error =

@@ -44,6 +44,7 @@ AT_IMPORT = (
     failures.handle_exception,
     timeouts.set_rpc_timeout,
     rref.to_here,
+    rref.local_value,
     rref.serialize,
     futures.wait,
     shutdown.wait_all_workers,

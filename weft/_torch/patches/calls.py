@@ -144,6 +144,13 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     return upstream(obj)
 
 
+# torch's RPC has a reducer for scripted modules, but uses it only if a message consists of one.
+for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
+    internal._internal_rpc_pickler._register_reducer(
+        _class, internal._internal_rpc_pickler._script_module_reducer
+    )
+
+
 @functools.cache
 def _tensor_reducers() -> tuple[Function, Function]:
     """torch's reducer of tensors, and one whose receiver stays the same object."""

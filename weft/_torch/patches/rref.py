@@ -1,4 +1,4 @@
-"""Patches of ``PyRRef``: an RRef whose creation failed says why."""
+"""Patches of ``PyRRef``: an RRef whose creation failed says why, and nobody waits for its value."""
 
 from __future__ import annotations
 
@@ -42,6 +42,18 @@ def to_here(upstream: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     if _C._weft_is_current():
         _C._await_own_value(self)
     return _with_cause(upstream, self, *args, **kwargs)
+
+
+@patch(
+    "torch.distributed.rpc:PyRRef.local_value",
+    "(self)",
+    without="An owner's wait for a value that is never created does not end, nor does Ctrl-C end it.",
+)
+def local_value(upstream: Function, self: Any) -> Any:
+    """The call that creates the value may come after the RRef, and may fail."""
+    if _C._weft_is_current():
+        _C._await_own_value(self)
+    return upstream(self)
 
 
 serialize = patch(

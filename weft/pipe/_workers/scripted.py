@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.rpc.internal import _internal_rpc_pickler
 from torch.nn.modules.module import _has_any_global_hook
 
 from weft import _C
@@ -18,10 +17,6 @@ from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Stage
-
-# torch's RPC has a reducer for ScriptModules, but uses it only if a message consists of one.
-for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
-    _internal_rpc_pickler._register_reducer(_class, _internal_rpc_pickler._script_module_reducer)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

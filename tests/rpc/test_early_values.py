@@ -1,0 +1,138 @@
+"""A reference that reaches the owner before the call that creates its value has ended: whoever waits
+for the value there gets it, or an error, whatever becomes of that reference meanwhile."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+from rref_workers import GATE, HELD, Group, drop_all, leave, open_gate, report, wait_for_gate
+from waiting import wait_until
+from workers import BOUND
+
+SOON = 20.0
+CREATOR, OWNER, OTHER = range(3)
+
+
+def _rpc() -> Any:
+    import torch.distributed.rpc as rpc
+
+    return rpc
+
+
+# What workers run.
+
+
+def see(reference: Any) -> bool:
+    return reference.is_owner()
+
+
+def size_of(reference: Any) -> int:
+    """At the owner: waits for the value."""
+    return reference.local_value().numel()
+
+
+def pass_to_itself(reference: Any) -> int:
+    """At the owner, whose reference goes and comes back before the value is there."""
+    rpc = _rpc()
+    assert rpc.rpc_sync(rpc.get_worker_info().name, see, args=(reference,))
+    GATE.set()
+    return size_of(reference)
+
+
+def start_size_of(reference: Any) -> None:
+    """At a third worker, whose own reference then goes."""
+    HELD.append(_rpc().rpc_async("worker1", size_of, args=(reference,)))
+
+
+def result_of_started() -> int:
+    return HELD.pop().wait()
+
+
+def create_and(call: Any, to: str = "worker1") -> int:
+    reference = _rpc().remote("worker1", wait_for_gate, args=(10,))
+    return _rpc().rpc_sync(to, call, args=(reference,), timeout=SOON)
+
+
+def hold_and_start_at_other() -> None:
+    HELD.append(_rpc().remote("worker1", wait_for_gate, args=(10,)))
+    _rpc().rpc_sync("worker2", start_size_of, args=(HELD[0],), timeout=SOON)
+
+
+def create_what_the_owner_cannot_import() -> int:
+    """The owner knows no such module: torch fails before it has noted the value."""
+    import sys
+    import types
+
+    module = types.ModuleType("only_here")
+    exec("def made():\n    return 1", module.__dict__)
+    sys.modules["only_here"] = module
+    reference = _rpc().remote("worker1", module.made)
+    return _rpc().rpc_sync("worker1", size_of, args=(reference,), timeout=SOON)
+
+
+def wait_at_owner() -> None:
+    reference = _rpc().remote("worker1", wait_for_gate, args=(10,))
+    HELD.append(reference)
+    HELD.append(_rpc().rpc_async("worker1", size_of, args=(reference,)))
+
+
+def waiting() -> int:
+    agent = _rpc().api._get_current_rpc_agent()
+    return int(agent.get_metrics()["agent.server_active_calls"])
+
+
+def make_own_and_wait() -> int:
+    reference = _rpc().remote("worker1", wait_for_gate, args=(10,))
+    print("waits", flush=True)
+    return size_of(reference)
+
+
+# Tests.
+
+
+def test_a_value_that_its_owner_passes_to_itself() -> None:
+    with Group(2) as group:
+        assert group[CREATOR].call(create_and, pass_to_itself) == 10
+        group.all(leave)
+
+
+def test_a_value_whose_only_other_reference_goes() -> None:
+    with Group(3) as group:
+        group[CREATOR].call(hold_and_start_at_other)
+        wait_until(
+            lambda: not any("worker2" in row.holders for row in group[OWNER].call(report)),
+            "the owner has heard that worker2's reference is gone",
+        )
+        group[OWNER].call(open_gate)
+        assert group[OTHER].call(result_of_started) == 10
+        group[CREATOR].call(drop_all)
+        assert max(group.all(leave)) < SOON
+
+
+def test_a_value_that_torch_fails_to_create() -> None:
+    faults = {"messages_to_delay": {"PYTHON_REMOTE_CALL": 1.0}}
+    with Group(2, faults=faults) as group:
+        error = group[CREATOR].fails(create_what_the_owner_cannot_import)
+        assert re.search("was not created: .*only_here", error.message, re.DOTALL), error.message
+        assert max(group.all(leave)) < SOON
+
+
+def test_a_value_whose_creator_dies_before_its_call_comes() -> None:
+    faults = {"messages_to_delay": {"PYTHON_REMOTE_CALL": 60.0}}
+    with Group(2, faults=faults) as group:
+        group[CREATOR].call(wait_at_owner)
+        wait_until(lambda: group[OWNER].call(waiting) == 1, "the owner waits")
+        group[CREATOR].kill()
+        wait_until(lambda: group[OWNER].call(waiting) == 0, "the wait has ended", SOON)
+        assert group[OWNER].call(leave) < SOON
+
+
+def test_ctrl_c_ends_the_wait() -> None:
+    with Group(2) as group:
+        group[OWNER].start(make_own_and_wait)
+        group[OWNER].wait_for_output("waits")
+        group[OWNER].signal(signal.SIGINT)
+        assert group[OWNER].failure(SOON).kind == "KeyboardInterrupt"
+        group[OWNER].call(open_gate, timeout=BOUND)
