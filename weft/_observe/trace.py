@@ -145,7 +145,32 @@ def end() -> Recorded:
     found["traceEvents"] = [
         one for one in found["traceEvents"] if not _is_question(one, found, asked)
     ]
+    found["traceEvents"] += _names_left_out(found["traceEvents"])
     return Recorded(**identity(), profile=found, made=made, served=served, steps=tasks)
+
+
+def _names_left_out(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The threads' names where the profiler gave them to an earlier trace of this process only."""
+    named = {one.get("tid") for one in events if one["name"] == "thread_name"}
+    ranges = [one for one in events if one["ph"] == "X" and isinstance(one.get("pid"), int)]
+    unnamed = {(one["pid"], one["tid"]) for one in ranges if one["tid"] not in named}
+    return [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": pid,
+            "tid": tid,
+            "args": {"name": f"thread {tid} ({_system_name(tid)})"},
+        }
+        for pid, tid in unnamed
+    ]
+
+
+def _system_name(thread: int) -> str:
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return "ended"
 
 
 def _is_question(event: dict[str, Any], profile_: dict[str, Any], asked: int) -> bool:
