@@ -76,6 +76,28 @@ def test_the_drivers_own_stage_ends_the_program(group):
     group[0].call(ends_the_drivers_stage)
 
 
+def keeps_what_a_checkpoint_raised() -> None:
+    import weft
+
+    model = nn.Sequential(
+        models.FailsInACheckpoint(), weft.WithDevice(nn.Linear(4, 3), "worker1/cpu")
+    )
+    pipe = weft.Pipe(model, chunks=2, schedule="1f1b", checkpoint="never")
+    inputs, targets = models.batch()
+    with pytest.raises(RuntimeError, match="ValueError: no 5"):
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    try:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    except RuntimeError as error:
+        kept = error
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None, kept
+    pipe.close()
+
+
+def test_a_checkpoint_in_the_drivers_own_stage_leaves_no_hooks(group):
+    group[0].call(keeps_what_a_checkpoint_raised)
+
+
 def sends_an_unknown_class() -> str:
     """One that only the driver's module has."""
     import weft

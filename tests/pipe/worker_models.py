@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.utils.checkpoint import checkpoint
 from waiting import takes
 
 from weft.pipe.skip import pop, skippable, stash
@@ -102,6 +103,16 @@ class Failing(nn.Module):
 
     def _fail(self, gradient: Tensor) -> Tensor:
         raise ValueError("the backward fails on purpose")
+
+
+class FailsInACheckpoint(nn.Module):
+    """Has a checkpoint of its own."""
+
+    def forward(self, x):
+        return checkpoint(self.fail, x, use_reentrant=False)
+
+    def fail(self, x):
+        raise ValueError(f"no {len(x)}")
 
 
 class AddsInPlace(nn.Module):

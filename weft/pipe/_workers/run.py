@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft import _C
 from weft._observe import steps
+from weft._torch.checkpoints import end_checkpoints
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
 from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
@@ -156,6 +157,7 @@ class Run:
             else:
                 self._run_weights(task)
         except BaseException as error:
+            end_checkpoints(error, error.__traceback__)
             here = self.part.name == self.part.driver
             if isinstance(error, Abandoned) or (here and not isinstance(error, Exception)):
                 raise  # Ctrl-C and sys.exit() in the driver's own thread are for the driver's caller
