@@ -3,16 +3,20 @@ for the value there gets it, or an error, whatever becomes of that reference mea
 
 from __future__ import annotations
 
+import random
 import re
 import signal
+import time
 from typing import Any
 
+import pytest
 from rref_workers import GATE, HELD, Group, drop_all, leave, open_gate, report, wait_for_gate
 from waiting import wait_until
 from workers import BOUND
 
 SOON = 20.0
 CREATOR, OWNER, OTHER = range(3)
+NAMES = ["worker0", "worker1", "worker2"]
 
 
 def _rpc() -> Any:
@@ -89,6 +93,54 @@ def make_own_and_wait() -> int:
     return size_of(reference)
 
 
+def numbered(number: int, seconds: float) -> Any:
+    import torch
+
+    time.sleep(seconds)
+    return torch.tensor(number)
+
+
+def see_later(reference: Any, seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def pass_along(reference: Any, path: list[str], seed: int) -> int:
+    """The last of the path asks for the value; the others may let go of the reference first."""
+    rpc, chosen = _rpc(), random.Random(seed)
+    if not path:
+        if chosen.random() < 0.3:
+            return rpc.rpc_sync(reference.owner(), value_of, args=(reference,))
+        return value_of(reference) if reference.is_owner() else reference.to_here().item()
+    if chosen.random() < 0.4:
+        rpc.rpc_async(chosen.choice(NAMES), see_later, args=(reference, chosen.choice([0, 0.002])))
+    answer = rpc.rpc_async(path[0], pass_along, args=(reference, path[1:], seed + 1))
+    if chosen.random() < 0.5:
+        del reference
+    return answer.wait()
+
+
+def value_of(reference: Any) -> int:
+    return reference.local_value().item()
+
+
+def pass_at_random(seed: int, steps: int) -> None:
+    """Makes values and passes references to them along random paths, at once."""
+    rpc, chosen = _rpc(), random.Random(seed)
+    waits = []
+    for number in range(steps):
+        seconds = chosen.choice([0, 0, 0.001, 0.01])
+        reference = rpc.remote(chosen.choice(NAMES), numbered, args=(number, seconds))
+        first, *path = chosen.choices(NAMES, k=chosen.randrange(1, 5))
+        arguments = (reference, path, 1000 * seed + number)
+        waits.append((number, rpc.rpc_async(first, pass_along, args=arguments)))
+        if chosen.random() < 0.5:
+            del reference
+        while len(waits) > chosen.randrange(1, 6):
+            expected, answer = waits.pop(chosen.randrange(len(waits)))
+            assert answer.wait() == expected
+    assert all(answer.wait() == expected for expected, answer in waits)
+
+
 # Tests.
 
 
@@ -136,3 +188,13 @@ def test_ctrl_c_ends_the_wait() -> None:
         group[OWNER].signal(signal.SIGINT)
         assert group[OWNER].failure(SOON).kind == "KeyboardInterrupt"
         group[OWNER].call(open_gate, timeout=BOUND)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_paths(seed: int) -> None:
+    with Group(3, rpc_timeout=SOON) as group:
+        for rank, worker in enumerate(group):
+            worker.start(pass_at_random, 10 * seed + rank, 60)
+        for worker in group:
+            worker.result()
+        assert max(group.all(leave)) < SOON
