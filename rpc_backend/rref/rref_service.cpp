@@ -106,8 +106,8 @@ void RRefService::cleanUp(worker_id_t peer) {
     autograd_contexts::release(contexts);
   }
   // One that is back says itself what does not come, perhaps before its references went above.
-  if (const auto first = back ? firstIdOf(peer) : kAllIds)
-    failAwaitedOf(peer, *first);
+  const auto first = back ? firstIdOf(peer) : kAllIds;
+  if (first) failAwaitedOf(peer, *first);
 }
 
 std::optional<std::int64_t> RRefService::firstIdOf(worker_id_t peer) {

@@ -144,11 +144,19 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     return upstream(obj)
 
 
-# torch's RPC has a reducer for scripted modules, but uses it only if a message consists of one.
+def _reduce_scripted(module: torch.jit.ScriptModule) -> tuple[Any, ...]:
+    """As torch's reducer, which torch uses only if a message consists of one module, or after its
+    ``torch.distributed.nn.api.remote_module`` was imported."""
+    if hasattr(module._c, "module_rref"):
+        raise RuntimeError(
+            "Passing a script RemoteModule over RPC is not supported. Send the RRef that its "
+            "get_module_rref() gives, and make a RemoteModule of that at the receiver."
+        )
+    return internal._internal_rpc_pickler._script_module_reducer(module)
+
+
 for _class in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
-    internal._internal_rpc_pickler._register_reducer(
-        _class, internal._internal_rpc_pickler._script_module_reducer
-    )
+    internal._internal_rpc_pickler._register_reducer(_class, _reduce_scripted)
 
 
 @functools.cache
