@@ -66,7 +66,7 @@ class RRefLifecycle : private ForkTable {
   // An answer goes out to `to`, whose request came at `seen`. `created`: what onRemoteCall()
   // returned for that. Worker thread.
   void onAnswer(const Message& answer, Rank to, Seen seen, const std::optional<ForkIds>& created);
-  // What `from` was to create here will not be: its call does not run. A worker thread.
+  // What `from` was to create here will not be: its call does not run. Not on the loop thread.
   void onNotCreated(const RRefKey& value, Rank from, const std::string& why);
   // The same for each early value (early_values.h) that `which` says.
   void failEarly(const std::function<bool(const RRefKey&)>& which, const std::string& why);
