@@ -2,7 +2,6 @@
 
 #include <torch/csrc/distributed/rpc/utils.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <thread>
 

@@ -169,8 +169,12 @@ ForkTable::Dropped RRefLifecycle::removeFork(const ForkIds& ids) {
   // At the very end torch has neither an agent nor values any more.
   if (!RpcAgent::isCurrentRpcAgentSet()) return nullptr;
   early_.keep(ids.value);
-  auto kept =
-      keep(RRefContext::getInstance().delForkOfOwner(toTorch(ids.value), toTorch(ids.fork)));
+  return dropLater(
+      RRefContext::getInstance().delForkOfOwner(toTorch(ids.value), toTorch(ids.fork)));
+}
+
+ForkTable::Dropped RRefLifecycle::dropLater(torch_rrefs::RRefPtr rref) {
+  auto kept = keep(std::move(rref));
   if (kept == nullptr) return nullptr;
   void* const value = kept.get();
   return {value, [this, kept = std::move(kept)](void*) mutable {
@@ -180,10 +184,6 @@ ForkTable::Dropped RRefLifecycle::removeFork(const ForkIds& ids) {
 
 void RRefLifecycle::childSettled(const RRefKey& fork) {
   if (RpcAgent::isCurrentRpcAgentSet()) RRefContext::getInstance().delPendingChild(toTorch(fork));
-}
-
-void RRefLifecycle::dropLater(torch_rrefs::RRefPtr rref) {
-  if (auto kept = keep(std::move(rref))) droppers_.run([kept = std::move(kept)] {});
 }
 
 std::shared_ptr<void> RRefLifecycle::keep(torch_rrefs::RRefPtr rref) const {

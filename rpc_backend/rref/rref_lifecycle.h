@@ -106,8 +106,8 @@ class RRefLifecycle : private ForkTable {
   void addFork(const ForkIds& ids) override;
   Dropped removeFork(const ForkIds& ids) override;
   void childSettled(const RRefKey& fork) override;
-  // Drops a value on a dropper, by the hook.
-  void dropLater(torch_rrefs::RRefPtr rref);
+  // Drops `rref` on a dropper, by the hook, when the result goes: at once where nobody takes it.
+  Dropped dropLater(torch_rrefs::RRefPtr rref);
   // Owns `rref`, and drops it by the hook where it holds a Python value.
   std::shared_ptr<void> keep(torch_rrefs::RRefPtr rref) const;
 

@@ -11,6 +11,7 @@ import torch
 from pipe_models import MODES, WAYS, F, PipeAsLayer, assert_same, gradients, make_pipe, piped
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from worker_models import FailsInACheckpoint
 
 from weft.pipe._partition import PipeSequential
 
@@ -186,20 +187,12 @@ def test_hooks_on_saved_tensors_around_a_double_backward_of_an_input_twice(mode)
         assert_same(*found)
 
 
-class Raises(nn.Module):
-    """In a checkpoint of its own."""
-
-    def forward(self, x):
-        return checkpoint(self.fail, x, use_reentrant=False)
-
-    def fail(self, x):
-        raise ValueError(f"no {len(x)}")
-
-
 @ways
 def test_a_checkpoint_that_raised_leaves_nobody_elses_hooks(way):
     """Torch takes its hooks away when the exception is dropped, from the thread that drops it."""
-    pipe = make_pipe(nn.Sequential(nn.Linear(4, 4), Raises()), way, chunks=2, checkpoint="never")
+    pipe = make_pipe(
+        nn.Sequential(nn.Linear(4, 4), FailsInACheckpoint()), way, chunks=2, checkpoint="never"
+    )
     kept = []
     try:
         pipe(X)

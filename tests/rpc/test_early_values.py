@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from rref_workers import GATE, HELD, Group, drop_all, leave, open_gate, report, wait_for_gate
 from waiting import wait_until
-from workers import BOUND
 
 SOON = 20.0
 CREATOR, OWNER, OTHER = range(3)
-NAMES = ["worker0", "worker1", "worker2"]
+NAMES = [f"worker{rank}" for rank in (CREATOR, OWNER, OTHER)]
 
 
 def _rpc() -> Any:
@@ -54,9 +53,9 @@ def result_of_started() -> int:
     return HELD.pop().wait()
 
 
-def create_and(call: Any, to: str = "worker1") -> int:
+def create_and(call: Any) -> int:
     reference = _rpc().remote("worker1", wait_for_gate, args=(10,))
-    return _rpc().rpc_sync(to, call, args=(reference,), timeout=SOON)
+    return _rpc().rpc_sync("worker1", call, args=(reference,), timeout=SOON)
 
 
 def hold_and_start_at_other() -> None:
@@ -187,7 +186,7 @@ def test_ctrl_c_ends_the_wait() -> None:
         group[OWNER].wait_for_output("waits")
         group[OWNER].signal(signal.SIGINT)
         assert group[OWNER].failure(SOON).kind == "KeyboardInterrupt"
-        group[OWNER].call(open_gate, timeout=BOUND)
+        group[OWNER].call(open_gate)
 
 
 @pytest.mark.parametrize("seed", range(4))

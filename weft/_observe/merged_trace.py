@@ -105,13 +105,13 @@ class _Worker:
     def events(self) -> Iterator[Event]:
         """Its profile, and the steps of its pipelines."""
         own, part = self._own, self.part
-        yield _named(
+        yield named(
             "process_name", own, 0, f"{part.name} (rank {part.rank}, {part.host}:{part.pid})"
         )
-        yield {**_named("process_sort_index", own, 0, ""), "args": {"sort_index": part.rank}}
+        yield {**named("process_sort_index", own, 0, ""), "args": {"sort_index": part.rank}}
         steps = list(self._steps())
         if steps:
-            yield _named("thread_name", own, _PIPELINE, "pipeline")
+            yield named("thread_name", own, _PIPELINE, "pipeline")
         profile = (
             one for one in self._events if one["name"] not in _OF_PROCESS or one["pid"] != own
         )
@@ -229,5 +229,6 @@ def _place(event: Event) -> Event:
     return {"pid": event["pid"], "tid": event["tid"], "ts": event["ts"]}
 
 
-def _named(what: str, process: int, thread: int, name: str) -> Event:
+def named(what: str, process: int, thread: int, name: str) -> Event:
+    """What the trace calls a process or a thread."""
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -20,7 +20,7 @@ from weft import _C
 from weft._observe import flight, steps
 from weft._observe.clocks import clock_offset
 from weft._observe.group import ask
-from weft._observe.merged_trace import RANGE, Recorded, merged
+from weft._observe.merged_trace import RANGE, Recorded, merged, named
 from weft._observe.state import identity
 from weft._torch import current
 
@@ -151,17 +151,11 @@ def end() -> Recorded:
 
 def _names_left_out(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The threads' names where the profiler gave them to an earlier trace of this process only."""
-    named = {one.get("tid") for one in events if one["name"] == "thread_name"}
+    known = {one.get("tid") for one in events if one["name"] == "thread_name"}
     ranges = [one for one in events if one["ph"] == "X" and isinstance(one.get("pid"), int)]
-    unnamed = {(one["pid"], one["tid"]) for one in ranges if one["tid"] not in named}
+    unnamed = {(one["pid"], one["tid"]) for one in ranges if one["tid"] not in known}
     return [
-        {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": pid,
-            "tid": tid,
-            "args": {"name": f"thread {tid} ({_system_name(tid)})"},
-        }
+        named("thread_name", pid, tid, f"thread {tid} ({_system_name(tid)})")
         for pid, tid in unnamed
     ]
 

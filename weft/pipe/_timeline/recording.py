@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft._observe.merged_trace import named
 from weft.pipe._timeline import svg
 from weft.pipe._timeline.events import Event, Figures, MiniBatch, mini_batches
 
@@ -96,12 +97,8 @@ class Recording:
 def _trace(batches: Sequence[MiniBatch], figures: Figures, lanes: Sequence[str]) -> dict[str, Any]:
     """The "Trace Event Format": complete events in microseconds, one thread per lane."""
     origin = min(event.begin for batch in batches for event in batch.events)
-
-    def named(what: str, thread: int, name: str) -> dict[str, Any]:
-        return {"name": what, "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
-
-    records: list[dict[str, Any]] = [named("process_name", 0, "weft.Pipe")]
-    records += [named("thread_name", number, lane) for number, lane in enumerate(lanes)]
+    records: list[dict[str, Any]] = [named("process_name", 0, 0, "weft.Pipe")]
+    records += [named("thread_name", 0, number, lane) for number, lane in enumerate(lanes)]
     for number, batch in enumerate(batches):
         records += [
             {
