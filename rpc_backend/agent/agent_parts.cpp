@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/rref/torch_ids.h"
+#include "rpc_backend/torch_private/torch_ids.h"
 #include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
 #include "transport/io/interface.h"

@@ -6,7 +6,7 @@
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/join/store_access.h"
 #include "rpc_backend/options/env.h"
-#include "rpc_backend/rref/rref_agent.h"
+#include "rpc_backend/torch_private/rref_agent.h"
 #include "rpc_backend/trace/called_function.h"
 #include "transport/base/environment.h"
 

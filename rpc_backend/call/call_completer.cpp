@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/rpc/utils.h>
 
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 #include "rpc_backend/trace/call_recorder.h"
 #include "transport/base/thrown.h"
 

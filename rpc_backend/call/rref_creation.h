@@ -10,7 +10,7 @@
 #include <string>
 
 #include "rpc_backend/core/torch_names.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 
 namespace weft::rpc {
 

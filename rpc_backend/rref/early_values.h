@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "rpc_backend/rref/failed_creations.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 
 namespace weft::rpc {
 

@@ -3,7 +3,7 @@
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
 #include "rpc_backend/options/request_policy.h"
-#include "rpc_backend/rref/torch_ids.h"
+#include "rpc_backend/torch_private/torch_ids.h"
 
 namespace weft::rpc {
 

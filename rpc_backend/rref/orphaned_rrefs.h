@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "rpc_backend/core/torch_names.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 #include "rpc_backend/wire/rref_wire.h"
 
 namespace weft::rpc {

@@ -23,7 +23,7 @@
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/rref/rref_report.h"
 #include "rpc_backend/rref/rref_table.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 
 namespace weft::rpc {
 

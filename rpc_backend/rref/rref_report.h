@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "rpc_backend/rref/rref_table.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 
 namespace weft::rpc {
 

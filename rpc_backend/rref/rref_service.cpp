@@ -5,8 +5,8 @@
 #include <stdexcept>
 
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/rref/autograd_contexts.h"
-#include "rpc_backend/rref/torch_ids.h"
+#include "rpc_backend/torch_private/autograd_contexts.h"
+#include "rpc_backend/torch_private/torch_ids.h"
 #include "transport/base/parse_number.h"
 #include "transport/base/peer_name.h"
 

@@ -1,4 +1,4 @@
-#include "rpc_backend/rref/autograd_contexts.h"
+#include "rpc_backend/torch_private/autograd_contexts.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/context/container.h>

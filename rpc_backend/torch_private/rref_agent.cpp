@@ -1,4 +1,4 @@
-#include "rpc_backend/rref/rref_agent.h"
+#include "rpc_backend/torch_private/rref_agent.h"
 
 #include <pthread.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -13,7 +13,7 @@
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/core/private_member.h"
 #include "rpc_backend/core/torch_names.h"
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 
 namespace weft::rpc::torch_rrefs {
 

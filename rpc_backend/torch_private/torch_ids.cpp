@@ -1,4 +1,4 @@
-#include "rpc_backend/rref/torch_ids.h"
+#include "rpc_backend/torch_private/torch_ids.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/context/container.h>

@@ -1,4 +1,4 @@
-#include "rpc_backend/rref/torch_rrefs.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 
 #include <torch/csrc/distributed/rpc/rref_context.h>
 
