@@ -7,21 +7,27 @@
 #include <utility>
 #include <vector>
 
+#include "c10d_plugin/backend/store_key_value.h"
 #include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/engine.h"
-#include "c10d_plugin/join/make_group.h"
-#include "c10d_plugin/join/store_key_value.h"
+#include "c10d_plugin/net/hosts/make_collectives.h"
+#include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 #include "c10d_plugin/p2p/point_to_point.h"
 #include "c10d_plugin/store/epoch.h"
+#include "transport/auth/encryption_settings.h"
+#include "transport/base/environment.h"
 #include "transport/base/log.h"
 #include "transport/base/thrown.h"
+#include "transport/io/interface.h"
+#include "transport/tls/tls_context.h"
 
 namespace weft::process_group {
 
 using transport::Error;
 using transport::ErrorCode;
+using transport::Result;
 
 namespace {
 
@@ -48,6 +54,44 @@ std::string titleOf(const DelegateSpec& group) {
   return text + " (" + collectives::ranksAsText(ranks) + " of the default process group)";
 }
 
+bool switchedOff(const char* variable) { return environment::value(variable) == "0"; }
+
+Result<std::unique_ptr<collectives::EndpointMailbox>> openMailbox(const DelegateSpec& group,
+                                                                  const std::string& interface,
+                                                                  collectives::KeyValue& store,
+                                                                  collectives::Deadline deadline) {
+  if (const std::string problem = environment::problem(); !problem.empty())
+    return transport::invalidArgument(problem);
+  const std::string wanted =
+      interface.empty() ? environment::value(environment::kSocketIfname) : interface;
+  auto listen = transport::chooseListenAddress(hostOf(group.store), wanted);
+  if (!listen.ok()) return listen.error();
+  collectives::MailboxOptions options;
+  options.rank = group.rank;
+  options.size = group.size;
+  options.listen_address = listen.value().address;
+  options.unix_socket = !switchedOff(environment::kUnixSocket);
+  options.accept_other_users = environment::value(environment::kOtherUsers) == "1";
+  options.arena.enabled = !switchedOff(environment::kSharedMemory);
+  options.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
+  if (const std::string file = environment::value(environment::kAuthKeyFile); !file.empty()) {
+    auto key = transport::AuthKey::fromFile(file);
+    if (!key.ok()) return key.error();
+    options.key = key.value();
+  }
+  auto encryption = transport::encryptionFromEnvironment(options.key.valid());
+  if (!encryption.ok()) return encryption.error();
+  options.encryption = encryption.value().encryption;
+  options.certificates = encryption.value().certificates;
+  if (options.certificates.any()) {
+    // A rank has no name of its own.
+    auto name = transport::certificateName(options.certificates.certificate);
+    if (!name.ok()) return name.error();
+    options.name = name.value();
+  }
+  return collectives::EndpointMailbox::join(options, store, deadline);
+}
+
 }  // namespace
 
 Communicator::Communicator(const DelegateSpec& group, const std::string& interface,
@@ -58,31 +102,28 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
               " is out of range for a process group of size ", size);
   TORCH_CHECK(group.timeout.count() > 0, "weft: the timeout must be positive, got ",
               group.timeout.count(), " ms");
-  GroupPlace place;
-  place.rank = rank_;
-  place.size = size;
-  place.interface = interface;
-  place.master_host = hostOf(group.store);
-  place.deadline = collectives::deadlineAfter(group.timeout);
+  const auto deadline = collectives::deadlineAfter(group.timeout);
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store));
-  const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, place.deadline);
+  const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, deadline);
   const std::string title = titleOf(group);
   if (!epoch.ok()) raise(title.c_str(), epoch.error());
   // Another group of these ranks in the same part of torch's Store has another epoch.
   DelegateSpec own = group;
   own.store = c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", group.store);
   auto key_value = std::make_unique<StoreKeyValue>(own.store);
-  auto parts = makeGroup(place, *key_value);
-  if (!parts.ok()) raise(title.c_str(), parts.error());
-  path_ = parts.value().made.path;
+  auto joined = openMailbox(group, interface, *key_value, deadline);
+  if (!joined.ok()) raise(title.c_str(), joined.error());
+  const std::shared_ptr<collectives::EndpointMailbox> mailbox = std::move(joined).value();
+  auto made = collectives::makeCollectives(mailbox, *key_value, deadline);
+  if (!made.ok()) raise(title.c_str(), made.error());
+  path_ = made.value().path;
   if (transport::logEnabled(transport::LogLevel::kDebug)) {
     transport::log(transport::LogLevel::kDebug,
                    collectives::groupText(group.group_name) + ": rank " + std::to_string(rank_) +
                        " of " + std::to_string(size) + ", collectives by " + path_);
   }
-  engine_ =
-      std::make_shared<Engine>(std::move(parts.value().made.collectives), std::move(key_value));
-  messages_ = std::make_shared<PointToPoint>(std::move(parts.value().mailbox));
+  engine_ = std::make_shared<Engine>(std::move(made.value().collectives), std::move(key_value));
+  messages_ = std::make_shared<PointToPoint>(mailbox);
   delegates_ = std::make_shared<Delegates>(std::move(make_delegate), std::move(own));
 }
 

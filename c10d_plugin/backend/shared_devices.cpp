@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "c10d_plugin/backend/backend.h"
+#include "c10d_plugin/backend/store_key_value.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/call_text.h"
-#include "c10d_plugin/join/store_key_value.h"
 #include "c10d_plugin/store/all_gather.h"
 #include "c10d_plugin/store/epoch.h"
 #include "c10d_plugin/store/record.h"

@@ -1,4 +1,4 @@
-#include "c10d_plugin/join/store_key_value.h"
+#include "c10d_plugin/backend/store_key_value.h"
 
 #include <c10/util/Exception.h>
 
