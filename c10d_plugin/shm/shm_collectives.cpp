@@ -30,6 +30,7 @@ Layout layoutFor(const ShmOptions& options, int size) {
 }  // namespace
 
 Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& options,
+                                                          const transport::AuthKey& key,
                                                           KeyValue& store, int rank, int size,
                                                           Deadline deadline) {
   if (size < 1 || size > shm::kMaxRanks || rank < 0 || rank >= size) {
@@ -38,8 +39,8 @@ Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& opti
                                                   " cannot share memory with the others");
   }
   Result<std::shared_ptr<Segment>> segment =
-      rank == 0 ? shm::host(layoutFor(options, size), options.key, store, deadline)
-                : shm::attach(options.key, store, rank, size, deadline);
+      rank == 0 ? shm::host(layoutFor(options, size), key, store, deadline)
+                : shm::attach(key, store, rank, size, deadline);
   if (!segment.ok()) return segment.error();
   std::unique_ptr<Collectives> member(new ShmCollectives(segment.value(), rank));
   if (Error error = shm::awaitAll(*segment.value(), rank, deadline)) return error;

@@ -35,18 +35,17 @@ struct ShmOptions {
   // The size of the heap of each rank, for allocate(); its memory is taken when it is needed.
   // Default: a quarter of the machine's memory, at most 64 GiB.
   std::size_t heap_bytes = 0;
-  // The group's key, equal on all ranks, if it is not in the store.
-  transport::AuthKey key;
 };
 
 class ShmCollectives final : public Collectives {
  public:
-  // All `size` ranks, on one host, call this with the same `store`; it returns when all are there.
-  // Rank 0 makes the memory and gives it to the others over a Unix socket: to processes of the same
-  // user that know a secret, which is made from the key or comes from the store. If one rank fails
-  // (other hosts, other users, no memory, kTimeout naming the missing ranks), the others fail, too,
-  // at the deadline at the latest.
-  static Result<std::unique_ptr<Collectives>> join(const ShmOptions& options, KeyValue& store,
+  // All `size` ranks, on one host, call this with the same `store` and the group's `key`; it
+  // returns when all are there. Rank 0 makes the memory and gives it to the others over a Unix
+  // socket: to processes of the same user that know the key. If one rank fails (other hosts, other
+  // users, no memory, kTimeout naming the missing ranks), the others fail, too, at the deadline at
+  // the latest.
+  static Result<std::unique_ptr<Collectives>> join(const ShmOptions& options,
+                                                   const transport::AuthKey& key, KeyValue& store,
                                                    int rank, int size, Deadline deadline);
   // Makes all ranks in this process; a thread of its own uses each.
   static Result<std::vector<std::unique_ptr<Collectives>>> inOneProcess(const ShmOptions& options,

@@ -32,9 +32,7 @@ Made joinShared(const transport::AuthKey& key, KeyValue& store, const HostLayout
                 Deadline deadline) {
   Prefixed own(store, "host" + std::to_string(layout.here()[0]) + "/");
   const auto soon = std::min(deadline, std::chrono::steady_clock::now() + kProbe);
-  ShmOptions options;
-  options.key = key;
-  Made joined = ShmCollectives::join(options, own, layout.local,
+  Made joined = ShmCollectives::join({}, key, own, layout.local,
                                      static_cast<int>(layout.here().size()), soon);
   const auto problem = firstProblem(own, "joined", joined.ok() ? Error() : joined.error(),
                                     layout.rank, layout.here(), deadline);

@@ -47,7 +47,6 @@ EndpointMailbox::~EndpointMailbox() {
 }
 
 Error EndpointMailbox::open(const MailboxOptions& options, KeyValue& store, Deadline deadline) {
-  key_ = options.key;
   const std::string own_host = transport::hostIdentity();
   if (size() == 1) {
     hosts_ = {own_host};
@@ -57,6 +56,7 @@ Error EndpointMailbox::open(const MailboxOptions& options, KeyValue& store, Dead
   auto opened = openEndpoint(options, store, deadline, *this);
   if (!opened.ok()) return opened.error();
   state_.endpoint = std::move(opened.value().endpoint);
+  key_ = opened.value().key;
   for (int other = 0; other < size(); ++other) {
     const MailboxAddress& peer = opened.value().ranks[static_cast<std::size_t>(other)];
     hosts_.push_back(peer.host);

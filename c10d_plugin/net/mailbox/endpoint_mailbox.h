@@ -65,7 +65,7 @@ class EndpointMailbox final : public Mailbox, private transport::EndpointHandler
   const std::vector<std::string>& hosts() const noexcept { return hosts_; }
   // As hosts(), but empty for a rank that shares no memory.
   const std::vector<std::string>& sharing() const noexcept { return sharing_; }
-  // The group's key as MailboxOptions gave it; invalid if the key is in the Store.
+  // The group's key, equal on all ranks; invalid in a group of one.
   const transport::AuthKey& key() const noexcept { return key_; }
   transport::EndpointStats stats() const;
   // Writes what was sent for at most `linger`, says goodbye, ends the loop thread. What still waits

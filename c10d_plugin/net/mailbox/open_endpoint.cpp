@@ -73,7 +73,7 @@ Result<OpenedEndpoint> openEndpoint(const MailboxOptions& options, KeyValue& sto
   const transport::EndpointOptions of_endpoint = endpointOptions(options, secret.value());
   auto endpoint = transport::Endpoint::create(of_endpoint, handler);
   if (!endpoint.ok()) return endpoint.error();
-  OpenedEndpoint opened{std::move(endpoint).value(), {}};
+  OpenedEndpoint opened{std::move(endpoint).value(), {}, of_endpoint.key};
 
   const std::string key_check = transport::keyCheck(of_endpoint.key, of_endpoint.group_id);
   const std::string own = Record()

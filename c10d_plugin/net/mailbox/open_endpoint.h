@@ -33,6 +33,7 @@ struct MailboxAddress {
 struct OpenedEndpoint {
   std::unique_ptr<transport::Endpoint> endpoint;  // knows no peer yet
   std::vector<MailboxAddress> ranks;              // by rank
+  transport::AuthKey key;                         // the group's: as given, or rank 0's
 };
 
 // Opens this rank's and waits for the others' addresses. kTimeout names the missing ranks,

@@ -7,24 +7,17 @@
 #include <string>
 
 #include "c10d_plugin/core/collectives.h"
-#include "transport/auth/auth_key.h"
 
 namespace weft::collectives::shm {
 
 struct Invitation {
-  std::string socket;  // the name of a Unix socket
-  transport::AuthKey secret;
-  bool publishes_secret = true;  // false: it is made from the group's key and the socket's name
+  std::string socket;            // the name of a Unix socket
   std::size_t buffer_bytes = 0;  // the layout's, as the next two
   std::size_t small_bytes = 0;
   std::size_t heap_bytes = 0;
 
   std::string toText() const;
-  // `key`: the group's; not valid: there is none.
-  static Result<Invitation> fromText(const std::string& text, const transport::AuthKey& key);
+  static Result<Invitation> fromText(const std::string& text);
 };
-
-// The secret of a group that has a key.
-Result<transport::AuthKey> secretFrom(const transport::AuthKey& key, const std::string& socket);
 
 }  // namespace weft::collectives::shm

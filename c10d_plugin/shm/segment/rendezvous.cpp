@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <numeric>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "c10d_plugin/shm/segment/invitation.h"
 #include "c10d_plugin/store/record.h"
 #include "transport/auth/auth_key.h"
+#include "transport/auth/digest.h"
+#include "transport/base/check.h"
 #include "transport/base/interruption.h"
 #include "transport/base/os/secure_random.h"
 #include "transport/base/os/system_error.h"
@@ -34,24 +37,31 @@ constexpr milliseconds kPerGuest{1000};
 
 std::string failedKey(int rank) { return "shm-failed/" + std::to_string(rank); }
 
+Result<AuthKey> secretFrom(const AuthKey& key, const std::string& socket) {
+  WEFT_CHECK(key.valid(), "no endpoint opens without the group's key");
+  const std::string text = "weft shared memory " + socket;
+  return AuthKey::fromHex(
+      transport::toHex(transport::hmacSha256(key, std::as_bytes(std::span(text)))));
+}
+
 // --- rank 0 ---
 
 struct Hosting {
   std::shared_ptr<Segment> segment;
   UniqueFd listener;
   Invitation invitation;
+  AuthKey secret;
 };
 
 Result<Hosting> prepare(const Layout& layout, const AuthKey& key) {
   Hosting hosting;
   std::array<std::uint8_t, 12> name{};
   if (Error error = transport::fillRandom(name)) return error;
-  const std::string socket = "weft-group-" + transport::toHex(name);
-  Result<AuthKey> secret = key.valid() ? secretFrom(key, socket) : AuthKey::random();
+  hosting.invitation = {"weft-group-" + transport::toHex(name), layout.buffer_bytes,
+                        layout.small_bytes, layout.heap_bytes};
+  const Result<AuthKey> secret = secretFrom(key, hosting.invitation.socket);
   if (!secret.ok()) return secret.error();
-  hosting.invitation = {
-      socket,           secret.value(), !key.valid(), layout.buffer_bytes, layout.small_bytes,
-      layout.heap_bytes};
+  hosting.secret = secret.value();
   Result<transport::BoundSocket> bound = transport::listenUnix(hosting.invitation.socket);
   if (!bound.ok()) return bound.error();
   hosting.listener = std::move(bound.value().fd);
@@ -90,9 +100,8 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
     UniqueFd guest(
         ::accept4(hosting.listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!guest.valid()) continue;
-    const Result<int> rank =
-        giveMemory(std::move(guest), *hosting.segment, hosting.invitation.secret,
-                   std::min(deadline, Clock::now() + kPerGuest));
+    const Result<int> rank = giveMemory(std::move(guest), *hosting.segment, hosting.secret,
+                                        std::min(deadline, Clock::now() + kPerGuest));
     if (rank.ok()) {
       std::erase(missing, rank.value());
     } else {
@@ -120,12 +129,14 @@ Result<UniqueFd> dial(const std::string& name, Deadline deadline) {
 }
 
 // Authenticates this rank, takes the memory and maps it.
-Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, int rank, int size,
-                                       Deadline deadline) {
+Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, const AuthKey& key, int rank,
+                                       int size, Deadline deadline) {
+  const Result<AuthKey> secret = secretFrom(key, invitation.socket);
+  if (!secret.ok()) return secret.error();
   Result<UniqueFd> dialled = dial(invitation.socket, deadline);
   if (!dialled.ok()) return dialled.error();
   Result<GivenMemory> memory =
-      takeMemory(std::move(dialled).value(), invitation.secret, rank, deadline);
+      takeMemory(std::move(dialled).value(), secret.value(), rank, deadline);
   if (!memory.ok()) return memory.error();
   Result<std::shared_ptr<Segment>> segment = Segment::open(
       Layout::of(size, invitation.buffer_bytes, invitation.small_bytes, invitation.heap_bytes),
@@ -160,9 +171,9 @@ Result<std::shared_ptr<Segment>> attach(const AuthKey& key, KeyValue& store, int
                                         Deadline deadline) {
   Result<std::string> text = store.get("shm", deadline);
   if (!text.ok()) return text.error();
-  Result<Invitation> invitation = Invitation::fromText(text.value(), key);
+  Result<Invitation> invitation = Invitation::fromText(text.value());
   if (!invitation.ok()) return invitation.error();
-  Result<std::shared_ptr<Segment>> segment = fetch(invitation.value(), rank, size, deadline);
+  Result<std::shared_ptr<Segment>> segment = fetch(invitation.value(), key, rank, size, deadline);
   // Otherwise rank 0 would wait for this rank until its deadline.
   if (!segment.ok()) static_cast<void>(store.set(failedKey(rank), segment.error().text()));
   return segment;

@@ -1,8 +1,7 @@
 // Rendezvous: how the memory that rank 0 made comes to the other ranks.
 //
-//   store        "shm" = a Record: socket, secret, buffer_bytes, small_bytes, heap_bytes; or error
-//                where the group has a key of its own, the secret is made from that and the
-//                socket's name, and the record has none
+//   store        "shm" = a Record: socket, buffer_bytes, small_bytes, heap_bytes; or error
+//   secret       HMAC-SHA-256(the group's key, a label and the socket's name)
 //   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
 //   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
 //
@@ -23,7 +22,7 @@
 namespace weft::collectives::shm {
 
 // Rank 0's part, and the others'. On success the segment is mapped, and enter()ed. `key`: the
-// group's, not from the store; not valid: there is none.
+// group's.
 Result<std::shared_ptr<Segment>> host(const Layout& layout, const transport::AuthKey& key,
                                       KeyValue& store, Deadline deadline);
 Result<std::shared_ptr<Segment>> attach(const transport::AuthKey& key, KeyValue& store, int rank,

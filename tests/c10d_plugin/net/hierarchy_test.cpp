@@ -49,8 +49,8 @@ std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank
     return std::make_unique<HierarchicalCollectives>(layout, std::move(parts));
   }
   FolderKeyValue here(folder / std::to_string(layout.host));
-  auto inside =
-      ShmCollectives::join({}, here, layout.local, static_cast<int>(layout.here().size()), soon());
+  auto inside = ShmCollectives::join({}, box->key(), here, layout.local,
+                                     static_cast<int>(layout.here().size()), soon());
   if (!inside.ok()) throw std::runtime_error(inside.error().text());
   parts.inside = std::move(inside).value();
   return std::make_unique<HierarchicalCollectives>(layout, std::move(parts));

@@ -203,8 +203,8 @@ void runRank(int rank, const Plan& plan, const Namespaces& net, KeyValue& store,
     }
     FolderKeyValue here(folder / (std::to_string(channel) + "on" + std::to_string(host)));
     if (plan.ranks_per_host > 1) {
-      parts.inside =
-          need(ShmCollectives::join({}, here, layout.local, plan.ranks_per_host, soon()));
+      parts.inside = need(
+          ShmCollectives::join({}, box->key(), here, layout.local, plan.ranks_per_host, soon()));
     } else {
       parts.inside = std::make_unique<MessageCollectives>(box, layout.here(), channel + 2);
     }

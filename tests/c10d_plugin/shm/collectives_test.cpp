@@ -139,8 +139,9 @@ TEST(Collectives, TwoGroupsAtOnce) {
     children.start([&, rank] {
       FolderStore first_store(first_folder.path());
       FolderStore second_store(second_folder.path());
-      auto first = ShmCollectives::join({}, first_store, rank, 2, in(seconds(30)));
-      auto second = ShmCollectives::join({}, second_store, 1 - rank, 2, in(seconds(30)));
+      auto first = ShmCollectives::join({}, groupKey(), first_store, rank, 2, in(seconds(30)));
+      auto second =
+          ShmCollectives::join({}, groupKey(), second_store, 1 - rank, 2, in(seconds(30)));
       if (!first.ok() || !second.ok()) return 99;
       int failures = 0;
       std::thread other([&] {

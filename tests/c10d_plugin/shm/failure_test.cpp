@@ -103,7 +103,7 @@ TEST(Failures, ARankMayDieAtAnyMoment) {
     for (int rank = 0; rank < 3; ++rank) {
       children.start([&, rank] {
         FolderStore store(folder.path());
-        auto joined = ShmCollectives::join({}, store, rank, 3, in(seconds(3)));
+        auto joined = ShmCollectives::join({}, groupKey(), store, rank, 3, in(seconds(3)));
         if (!joined.ok()) return 0;
         std::vector<std::byte> data(3 << 20);
         for (std::uint64_t sequence = 0;; ++sequence) {
@@ -302,11 +302,10 @@ TEST(Failures, DifferencesAreNamedAndHarmNothing) {
 
 // --- How a group comes to be, or not.
 
-// What rank 0 publishes at "shm", with a secret of its own.
-std::string invitation(const std::string& socket, char secret) {
+// What rank 0 publishes at "shm".
+std::string invitation(const std::string& socket) {
   return Record()
       .set("socket", socket)
-      .set("secret", std::string(64, secret))
       .set("buffer_bytes", 4096)
       .set("small_bytes", 4096)
       .set("heap_bytes", 0)
@@ -320,7 +319,7 @@ std::string socketIn(const std::string& published) {
 TEST(Joining, NamesARankThatDoesNotCome) {
   const TemporaryFolder folder;
   FolderStore store(folder.path());
-  auto joined = ShmCollectives::join({}, store, 0, 2, in(milliseconds(300)));
+  auto joined = ShmCollectives::join({}, groupKey(), store, 0, 2, in(milliseconds(300)));
   ASSERT_FALSE(joined.ok());
   EXPECT_EQ(joined.error().code(), ErrorCode::kTimeout);
   EXPECT_TRUE(contains(joined.error().text(), "rank 1 did not join"));
@@ -329,9 +328,9 @@ TEST(Joining, NamesARankThatDoesNotCome) {
 TEST(Joining, EndsWhereRankZeroIsNotHere) {
   const TemporaryFolder folder;
   FolderStore store(folder.path());
-  ASSERT_FALSE(store.set("shm", invitation("weft-group-nobody", 'a')));
+  ASSERT_FALSE(store.set("shm", invitation("weft-group-nobody")));
   const auto began = Clock::now();
-  auto joined = ShmCollectives::join({}, store, 1, 2, in(seconds(30)));
+  auto joined = ShmCollectives::join({}, groupKey(), store, 1, 2, in(seconds(30)));
   ASSERT_FALSE(joined.ok());
   EXPECT_TRUE(contains(joined.error().text(), "ECONNREFUSED"));
   EXPECT_LT(Clock::now() - began, seconds(10));
@@ -344,61 +343,60 @@ TEST(Joining, FailsForAllWhenOneFails) {
   FolderStore store(folder.path());
   ASSERT_FALSE(store.set("shm-failed/1", "out of luck"));
   const auto began = Clock::now();
-  auto joined = ShmCollectives::join({}, store, 0, 2, in(seconds(30)));
+  auto joined = ShmCollectives::join({}, groupKey(), store, 0, 2, in(seconds(30)));
   ASSERT_FALSE(joined.ok());
   EXPECT_TRUE(contains(joined.error().text(), "rank 1 could not join"));
   EXPECT_TRUE(contains(joined.error().text(), "out of luck"));
   EXPECT_LT(Clock::now() - began, seconds(10));
 }
 
-TEST(Joining, TheSecretIsNeeded) {
+// Joins as rank 1 of 2, with rank 0's invitation; a failure does not reach rank 0 and end its
+// group.
+bool joinsWith(const transport::AuthKey& key, const std::string& published) {
+  const TemporaryFolder folder;
+  FolderStore store(folder.path());
+  static_cast<void>(store.set("shm", published));
+  return ShmCollectives::join({}, key, store, 1, 2, in(seconds(10))).ok();
+}
+
+TEST(Joining, TheKeyIsNeeded) {
   const TemporaryFolder folder;
   Children children;
   children.start([&] {
     FolderStore store(folder.path());
-    auto joined = ShmCollectives::join({}, store, 0, 2, in(seconds(2)));
+    auto joined = ShmCollectives::join({}, groupKey(), store, 0, 2, in(seconds(2)));
     return joined.ok()
                ? 1
                : static_cast<int>(!contains(joined.error().text(), "without the group's secret"));
   });
   FolderStore store(folder.path());
-  auto published = store.get("shm", in(seconds(10)));
+  const auto published = store.get("shm", in(seconds(10)));
   ASSERT_TRUE(published.ok());
-  // The right socket, another secret.
-  const TemporaryFolder forged_folder;
-  FolderStore forged(forged_folder.path());
-  ASSERT_FALSE(forged.set("shm", invitation(socketIn(published.value()), 'b')));
-  auto joined = ShmCollectives::join({}, forged, 1, 2, in(seconds(10)));
-  EXPECT_FALSE(joined.ok());
+  EXPECT_FALSE(joinsWith(groupKey('d'), published.value()));
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
 
-// Whoever reads the store knows the socket's name, and nothing else.
-TEST(Joining, AGroupWithAKeyPublishesNoSecret) {
+// Whoever reads the store knows the socket's name and the sizes, and nothing else.
+TEST(Joining, NoSecretIsPublished) {
   const TemporaryFolder folder;
-  ShmOptions options;
-  options.key = transport::AuthKey::fromHex(std::string(64, 'c')).value();
   Children children;
   children.start([&] {
     FolderStore store(folder.path());
-    auto joined = ShmCollectives::join(options, store, 0, 2, in(seconds(20)));
+    auto joined = ShmCollectives::join({}, groupKey(), store, 0, 2, in(seconds(20)));
     return static_cast<int>(!joined.ok());
   });
   FolderStore store(folder.path());
   const auto published = store.get("shm", in(seconds(10)));
   ASSERT_TRUE(published.ok());
-  EXPECT_EQ(Record::fromText(published.value()).value_or(Record()).text("secret"), "");
-  const TemporaryFolder forged_folder;
-  FolderStore forged(forged_folder.path());
-  ASSERT_FALSE(forged.set("shm", invitation(socketIn(published.value()), 'b')));
-  EXPECT_FALSE(ShmCollectives::join({}, forged, 1, 2, in(seconds(10))).ok());
-  ShmOptions another = options;
-  another.key = transport::AuthKey::fromHex(std::string(64, 'd')).value();
-  const TemporaryFolder quiet_folder;  // its failure would end the group
-  FolderStore quiet(quiet_folder.path());
-  ASSERT_FALSE(quiet.set("shm", published.value()));
-  EXPECT_FALSE(ShmCollectives::join(another, quiet, 1, 2, in(seconds(10))).ok());
-  EXPECT_TRUE(ShmCollectives::join(options, quiet, 1, 2, in(seconds(10))).ok());
+  const Record said = Record::fromText(published.value()).value_or(Record());
+  EXPECT_EQ(published.value(), Record()
+                                   .set("socket", said.text("socket"))
+                                   .set("buffer_bytes", said.text("buffer_bytes"))
+                                   .set("small_bytes", said.text("small_bytes"))
+                                   .set("heap_bytes", said.text("heap_bytes"))
+                                   .toText());
+  EXPECT_FALSE(joinsWith(groupKey('d'), published.value()));
+  EXPECT_TRUE(joinsWith(groupKey(), published.value()));
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
 

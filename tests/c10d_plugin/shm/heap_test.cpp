@@ -230,12 +230,12 @@ TEST(Heap, ALyingRankIsNamed) {
   Error error;
   std::thread reader([&] {
     FolderStore own(folder.path());
-    auto group = ShmCollectives::join({}, own, 0, 2, in(seconds(20)));
+    auto group = ShmCollectives::join({}, groupKey(), own, 0, 2, in(seconds(20)));
     ASSERT_TRUE(group.ok()) << group.error().text();
     std::vector<std::byte> into(kBytes);
     error = group.value()->broadcast({in(seconds(20)), 0}, into, 1);
   });
-  auto segment = shm::attach({}, store, 1, 2, in(seconds(20)));
+  auto segment = shm::attach(groupKey(), store, 1, 2, in(seconds(20)));
   ASSERT_TRUE(segment.ok()) << segment.error().text();
   shm::CallRecord record;
   record.op.bytes = kBytes;

@@ -18,6 +18,7 @@
 
 #include "c10d_plugin/shm/shm_collectives.h"
 #include "c10d_plugin/store/key_value.h"
+#include "transport/auth/auth_key.h"
 
 #include "tests/support/waiting.h"
 
@@ -121,6 +122,10 @@ class Children {
   std::vector<pid_t> running_;
 };
 
+inline transport::AuthKey groupKey(char digit = 'c') {
+  return transport::AuthKey::fromHex(std::string(64, digit)).value();
+}
+
 using Body = std::function<int(Collectives&)>;
 
 // One process per rank, joined. The body's result is the exit status.
@@ -129,7 +134,7 @@ inline void startRanks(Children& children, const TemporaryFolder& folder, int si
   for (int rank = 0; rank < size; ++rank) {
     children.start([&, rank] {
       FolderStore store(folder.path());
-      auto joined = ShmCollectives::join(options, store, rank, size, in(seconds(30)));
+      auto joined = ShmCollectives::join(options, groupKey(), store, rank, size, in(seconds(30)));
       if (!joined.ok()) {
         std::fprintf(stderr, "rank %d: %s\n", rank, joined.error().text().c_str());
         return 99;
