@@ -29,7 +29,6 @@ class DeviceQueue {
   // the group.
   c10::intrusive_ptr<DeviceWork> run(const DeviceWork::What& what, Run run);
 
-  const c10::cuda::CUDAStream& stream() const { return stream_; }
   // As OpQueue's.
   bool drain(std::chrono::milliseconds limit) { return queue_.drain(limit); }
   void close() { queue_.close(); }

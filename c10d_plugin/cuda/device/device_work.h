@@ -47,8 +47,6 @@ class DeviceWork final : public c10d::Work {
   bool settle(std::exception_ptr error, const c10::cuda::CUDAStream& stream);
   void complete();
 
-  const char* title() const { return title_; }
-
  private:
   void waitUntilSettled(std::chrono::milliseconds timeout);
   void waitForDevice() const;
