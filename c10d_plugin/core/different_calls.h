@@ -8,7 +8,7 @@
 namespace weft::collectives {
 
 // "the ranks called different operations: rank 2 called …, rank 0 called …". The labels are those
-// of a message and of the operation that cannot take it.
+// of two OpFingerprints: `theirs` may be a message's that the operation `ours` cannot take.
 std::string differentCalls(int their_rank, const Label& theirs, int own_rank, const Label& ours);
 
 }  // namespace weft::collectives

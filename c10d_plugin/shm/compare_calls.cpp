@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "c10d_plugin/core/different_calls.h"
 #include "c10d_plugin/shm/context.h"
 #include "transport/base/peer_name.h"
 
@@ -96,8 +97,8 @@ std::string differenceInCalls(const std::vector<CallRecord>& records) {
   }
   for (std::size_t rank = 1; rank < records.size(); ++rank) {
     if (records[0].op.agreesWith(records[rank].op)) continue;
-    return "the ranks called different operations: rank 0 called " + records[0].op.describe() +
-           ", " + rankText(rank) + " called " + records[rank].op.describe();
+    return differentCalls(0, records[0].op.label(), static_cast<int>(rank),
+                          records[rank].op.label());
   }
   return {};
 }
