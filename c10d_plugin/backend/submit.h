@@ -15,8 +15,8 @@ inline collectives::Call callOn(const OpContext& context, const at::Tensor& tens
   const c10::ScalarType type = tensor.scalar_type();
   const collectives::Element element = elementOf(type);
   const bool moved = element == collectives::Element::kBytes;
-  const std::uint8_t variant = moved ? static_cast<std::uint8_t>(type) : std::uint8_t{0};
-  return context.call(element, collectives::Reduction::kSum, variant);
+  return context.call(element, collectives::Reduction::kSum,
+                      moved ? static_cast<std::uint8_t>(type) : 0);
 }
 // The Call of the next operation if it reduces them.
 inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor,

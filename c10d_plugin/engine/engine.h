@@ -108,17 +108,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
     try {
       run(context);
     } catch (const c10::Error& error) {
-      OpRecorder::get().countFailure();
-      endIfLeftBehind(context, error.what_without_backtrace());
+      countFailure(context, error.what_without_backtrace());
       if (!context.differed()) throw;
       explain(error, own());
     } catch (const std::exception& error) {
-      OpRecorder::get().countFailure();
-      endIfLeftBehind(context, error.what());
+      countFailure(context, error.what());
       throw;
     } catch (...) {
-      OpRecorder::get().countFailure();
-      endIfLeftBehind(context, "an exception");
+      countFailure(context, "an exception");
       throw;
     }
   }
@@ -133,8 +130,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
       throw;
     }
   }
-  // In the handler of an exception: ends the group if the ranks would be out of step.
-  void endIfLeftBehind(const OpContext& context, const char* why);
+  // In the handler of an exception: ends the group, too, if the ranks would be out of step.
+  void countFailure(const OpContext& context, const char* why);
   // In the handler of `error`: throws one that names the ranks' lines, too.
   [[noreturn]] void explain(const c10::Error& error, const std::optional<OpRecord>& own);
 

@@ -35,7 +35,7 @@ class OpContext {
   // ends the group unless it only says that the ranks called different operations.
   void check(const transport::Error& error) {
     if (!error) {
-      progress_ = in_series_ ? Progress::kBehind : Progress::kDone;
+      if (progress_ == Progress::kBehind) progress_ = Progress::kDone;
       return;
     }
     const bool differed = error.code() == transport::ErrorCode::kInvalidArgument;
@@ -44,17 +44,13 @@ class OpContext {
     raise(title_, error);
   }
   // An operation is one of the Collectives', or, between these two, a series of them.
-  void beginSeries() noexcept {
-    in_series_ = true;
-    progress_ = Progress::kBehind;
-  }
-  void endSeries() noexcept {
-    in_series_ = false;
-    progress_ = Progress::kDone;
-  }
+  void beginSeries() noexcept { progress_ = Progress::kInSeries; }
+  void endSeries() noexcept { progress_ = Progress::kDone; }
   // After an exception: whether the other ranks do more of the operation than this rank has done,
   // and have not been told.
-  bool leftBehind() const noexcept { return progress_ == Progress::kBehind; }
+  bool leftBehind() const noexcept {
+    return progress_ == Progress::kBehind || progress_ == Progress::kInSeries;
+  }
   const char* title() const noexcept { return title_; }
   // Whether check() threw because the ranks called different operations.
   bool differed() const noexcept { return progress_ == Progress::kDiffered; }
@@ -62,6 +58,7 @@ class OpContext {
  private:
   enum class Progress : std::uint8_t {
     kBehind,    // the other ranks do more of the operation
+    kInSeries,  // likewise, until the series ends
     kDone,      // this rank has done what the others do
     kFailed,    // check() threw: the Collectives know of the error
     kDiffered,  // likewise, because the ranks called different operations
@@ -72,7 +69,6 @@ class OpContext {
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;
-  bool in_series_ = false;
   Progress progress_ = Progress::kBehind;
 };
 
