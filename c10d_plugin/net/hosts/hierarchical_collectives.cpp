@@ -1,7 +1,6 @@
 #include "c10d_plugin/net/hosts/hierarchical_collectives.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <set>
 #include <string>
@@ -35,6 +34,16 @@ bool needsAllRanks(const Call& call) {
   return call.reduction == Reduction::kAverage && !sumsFit(call.element);
 }
 
+// The parts of these ranks.
+template <typename Part>
+std::vector<Part> pick(std::span<const Part> parts, const std::vector<int>& ranks) {
+  std::vector<Part> picked;
+  picked.reserve(ranks.size());
+  for (const int one : ranks)
+    picked.push_back(parts[static_cast<std::size_t>(one)]);
+  return picked;
+}
+
 }  // namespace
 
 // --- steps and failures ---
@@ -55,12 +64,7 @@ bool HierarchicalCollectives::inside(const Call& call, const Step& step, int fir
   if (layout_.local != first) local.deadline += kErrorFirst;
   const Error error = step(*parts_.inside, local);
   if (!error) return true;
-  std::string numbering;
-  for (std::size_t i = 0; i < layout_.here().size(); ++i) {
-    numbering +=
-        (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " + std::to_string(layout_.here()[i]);
-  }
-  abort({error.code(), error.text() + " (numbered on this host: " + numbering + ")"});
+  abort({error.code(), error.text() + " (numbered on this host: " + layout_.numbering() + ")"});
   return false;
 }
 
@@ -120,16 +124,6 @@ void HierarchicalCollectives::abort(Error reason) {
   parts_.mailbox->abort(reason);
 }
 
-template <typename Part>
-std::vector<Part> HierarchicalCollectives::pick(std::span<const Part> parts,
-                                                const std::vector<int>& ranks) const {
-  std::vector<Part> picked;
-  picked.reserve(ranks.size());
-  for (const int one : ranks)
-    picked.push_back(parts[static_cast<std::size_t>(one)]);
-  return picked;
-}
-
 // --- operations ---
 
 Error HierarchicalCollectives::barrier(const Call& call) {
@@ -139,18 +133,9 @@ Error HierarchicalCollectives::barrier(const Call& call) {
   return failure();
 }
 
-// Whether a binomial tree of the ranks enters each other host only once.
-bool HierarchicalCollectives::treeKeepsToHosts(int root) const {
-  if (layout_.fewest() != 2 || layout_.most() != 2) return false;
-  if (!std::has_single_bit(layout_.hosts.size()) && root % 2 != 0) return false;
-  return std::all_of(layout_.hosts.begin(), layout_.hosts.end(), [](const std::vector<int>& host) {
-    return host[0] % 2 == 0 && host[1] == host[0] + 1;
-  });
-}
-
 Error HierarchicalCollectives::broadcast(const Call& call, Bytes data, int root) {
   if (Error error = failure()) return error;
-  if (data.size() >= kTreeBytes && treeKeepsToHosts(root))
+  if (data.size() >= kTreeBytes && layout_.treeKeepsToHosts(root))
     return flat(parts_.flat->broadcast(call, data, root));
   if (!beginSteps(call, Operation::kBroadcast, data.size(), root)) return failure();
   const auto from = [&](int one) -> Step {

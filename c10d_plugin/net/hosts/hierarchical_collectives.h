@@ -1,19 +1,17 @@
 // HierarchicalCollectives: shared memory inside each host, messages between hosts, for groups with
 // several ranks on some host. Hosts may have different numbers of ranks.
 //
-//  - all_reduce, reduce: the data are cut into shares, as many as the smallest host has ranks
-//  (small
-//    data are one share). On each host, rank i reduces share i of its host's data; the ranks with
-//    the same share reduce it between the hosts; then all ranks of a host, or the root, gather the
-//    shares inside the host.
+//  - all_reduce, reduce: the data are cut into shares, as many as the smallest host has ranks;
+//    small data are one share. On each host, rank i reduces share i of its host's data; the ranks
+//    with the same share reduce it between the hosts; then all ranks of a host, or the root, gather
+//    the shares inside the host.
 //  - broadcast: between the ranks that have the root's index on their host, then inside the hosts.
 //    Large data, with two ranks on each host: messages down a tree.
 //  - barrier: inside the hosts, between their first ranks, inside again.
 //  - all_gather, reduce_scatter, if all hosts have equally many ranks: between the ranks with the
 //    same index, and inside for the parts of each host.
 //  - gather, scatter, all_to_all, and otherwise the last two: messages from rank to rank, because
-//  no
-//    rank in between knows the sizes, or every byte is sent only once anyway.
+//    no rank in between knows the sizes, or every byte is sent only once anyway.
 //
 // Which operations go from rank to rank follows from the call, so ranks that called different
 // operations may take different ways. Whoever runs an operation in steps finds the messages of one
@@ -85,12 +83,8 @@ class HierarchicalCollectives final : public Collectives {
   bool across(const Call& call, const Step& step, int root_local = 0, std::size_t shares = 1);
   // After an operation of parts_.flat: returns its error, which ends the group.
   Error flat(Error error);
-  bool treeKeepsToHosts(int root) const;
   Error reduceTo(const Call& call, Bytes data, int root);
   bool gatherInside(const Call& call, std::size_t host, ConstBytes in, std::span<const Bytes> out);
-  // The parts of the ranks of a host, or of those with this rank's index on each.
-  template <typename Part>
-  std::vector<Part> pick(std::span<const Part> parts, const std::vector<int>& ranks) const;
   Error failure();
 
   const HostLayout layout_;

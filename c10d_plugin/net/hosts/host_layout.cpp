@@ -1,6 +1,7 @@
 #include "c10d_plugin/net/hosts/host_layout.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 namespace weft::collectives {
@@ -52,6 +53,21 @@ std::vector<int> HostLayout::across(int index) const {
   for (const auto& host_ranks : hosts)
     ranks.push_back(host_ranks[static_cast<std::size_t>(index)]);
   return ranks;
+}
+
+std::string HostLayout::numbering() const {
+  std::string text;
+  for (std::size_t i = 0; i < here().size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(i) + " is rank " + std::to_string(here()[i]);
+  return text;
+}
+
+bool HostLayout::treeKeepsToHosts(int root) const {
+  if (fewest() != 2 || most() != 2) return false;
+  if (!std::has_single_bit(hosts.size()) && root % 2 != 0) return false;
+  return std::all_of(hosts.begin(), hosts.end(), [](const std::vector<int>& ranks) {
+    return ranks[0] % 2 == 0 && ranks[1] == ranks[0] + 1;
+  });
 }
 
 }  // namespace weft::collectives

@@ -25,6 +25,10 @@ struct HostLayout {
   int most() const;
   // The ranks with this index on each host; index < fewest().
   std::vector<int> across(int index) const;
+  // "0 is rank 2, 1 is rank 3": the indices on this rank's host.
+  std::string numbering() const;
+  // Whether a binomial tree of all ranks, with two on each host, enters each other host only once.
+  bool treeKeepsToHosts(int root) const;
 };
 
 }  // namespace weft::collectives
