@@ -4,10 +4,10 @@
 
 #include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/join/store_access.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/torch_private/rref_agent.h"
-#include "rpc_backend/trace/called_function.h"
 #include "transport/base/environment.h"
 
 namespace weft::rpc {

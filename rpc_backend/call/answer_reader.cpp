@@ -11,7 +11,6 @@
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/trace/call_recorder.h"
-#include "rpc_backend/trace/called_function.h"
 #include "transport/base/thrown.h"
 
 namespace weft::rpc {

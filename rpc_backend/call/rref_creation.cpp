@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/options/request_policy.h"
 
@@ -20,10 +21,6 @@ std::exception_ptr runtimeError(const std::string& text) {
 }
 
 }  // namespace
-
-bool createsRRef(MessageType type) {
-  return type == MessageType::PYTHON_REMOTE_CALL || type == MessageType::SCRIPT_REMOTE_CALL;
-}
 
 bool confirmsCreation(MessageType type, std::span<const char> payload,
                       const std::optional<ForkIds>& created) {

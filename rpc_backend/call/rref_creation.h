@@ -14,9 +14,6 @@
 
 namespace weft::rpc {
 
-// Whether a call of this type creates an RRef's value.
-bool createsRRef(MessageType type);
-
 // Whether an answer says that `created` has its value; any reference, if what was to be created is
 // not known. torch throws for another answer, with the effect below.
 bool confirmsCreation(MessageType type, std::span<const char> payload,

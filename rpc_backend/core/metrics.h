@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rpc_backend/core/call_kind.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {
@@ -29,17 +30,6 @@ class ActiveCount {
   std::mutex mutex_;
   std::condition_variable zero_;
 };
-
-// What a call asks for.
-enum class CallKind : std::uint8_t {
-  kScript,  // an operator, or a TorchScript function
-  kPython,
-  kRemote,  // the creation of an RRef
-  kFetch,   // an RRef's value
-  kOther,   // messages about RRefs, backward passes
-};
-inline constexpr std::array<const char*, 5> kCallKinds{"script", "python", "remote", "fetch",
-                                                       "other"};
 
 // A histogram of durations with four buckets per power of two: a quantile is exact within 19%.
 class WEFT_API DurationHistogram {

@@ -4,7 +4,6 @@
 
 #include <optional>
 
-#include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/callback/peer_request.h"
@@ -12,24 +11,6 @@
 #include "rpc_backend/trace/call_range.h"
 
 namespace weft::rpc {
-
-namespace {
-
-// Calls that nobody but their caller waits for. A call that makes an RRef's value runs in any case,
-// because others may wait for the value; so does one that keeps tables right.
-bool mayBeDropped(MessageType type) {
-  switch (type) {
-    case MessageType::SCRIPT_CALL:
-    case MessageType::PYTHON_CALL:
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-    case MessageType::PYTHON_RREF_FETCH_CALL:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
 
 bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {
   const std::uint64_t limit = context_.options.max_inflight_bytes;

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "rpc_backend/core/metrics.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/torch_names.h"
 #include "transport/base/api.h"
 

@@ -50,23 +50,6 @@ std::string_view scriptFunction(std::string_view payload) {
 
 }  // namespace
 
-CallKind kindOf(MessageType type) {
-  switch (type) {
-    case MessageType::SCRIPT_CALL:
-      return CallKind::kScript;
-    case MessageType::PYTHON_CALL:
-      return CallKind::kPython;
-    case MessageType::SCRIPT_REMOTE_CALL:
-    case MessageType::PYTHON_REMOTE_CALL:
-      return CallKind::kRemote;
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-    case MessageType::PYTHON_RREF_FETCH_CALL:
-      return CallKind::kFetch;
-    default:
-      return CallKind::kOther;
-  }
-}
-
 std::string_view functionOf(MessageType type, std::span<const char> payload) {
   const std::string_view text(payload.data(), payload.size());
   switch (type) {
