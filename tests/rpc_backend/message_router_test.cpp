@@ -370,7 +370,7 @@ TEST(RequestServer, AWorkerThatDoesNotAcknowledgeIsCutOff) {
   world.context.running = running;
   world.recorder.keep = false;
   std::string payload;
-  for (std::size_t i = 0; i <= RRefDecliner::kMostUnanswered; ++i)
+  for (std::size_t i = 0; i <= Responder::kMostUnacknowledged; ++i)
     payload += std::string("(K\1K\1K\7K\1K\7K\1X", 14);
   askWith(world, 1, payload);
   cancel(world, 1);
@@ -378,7 +378,7 @@ TEST(RequestServer, AWorkerThatDoesNotAcknowledgeIsCutOff) {
   EXPECT_NE(world.group.lossOf(1)->find("does not acknowledge what becomes of 65536 RRefs"),
             std::string::npos)
       << *world.group.lossOf(1);
-  EXPECT_LE(world.context.metrics.calls_sent, RRefDecliner::kMostUnanswered);
+  EXPECT_LE(world.context.metrics.calls_sent, Responder::kMostUnacknowledged);
 }
 
 void probe(World& world, std::uint64_t id, const std::string& text) {
