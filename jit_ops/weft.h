@@ -45,7 +45,6 @@ struct JoinOptions {
   // Where the workers meet, as torch.distributed has it: "env://" (MASTER_ADDR, MASTER_PORT, and
   // WORLD_SIZE for a static group), "tcp://host:port" (rank 0 serves the store), "file:///path".
   std::string init_method = "env://";
-  bool static_from_env = true;  // env://: WORLD_SIZE, if set, makes the group static
   c10::intrusive_ptr<c10d::Store> store =
       {};                               // instead of init_method: the same one as the others'
   rpc::WeftRpcBackendOptions rpc = {};  // timeouts, threads; its request_policy is always kScript

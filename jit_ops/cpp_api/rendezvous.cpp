@@ -57,7 +57,7 @@ void fillFromEnvironment(JoinOptions& options) {
     TORCH_CHECK(!rank.empty(), "no rank is given: set `rank` of the options, or RANK");
     options.rank = toInt(rank, "RANK");
   }
-  if (env && !options.world_size && options.static_from_env) {
+  if (env && !options.world_size) {
     if (const std::string size = environment::value("WORLD_SIZE"); !size.empty())
       options.world_size = toInt(size, "WORLD_SIZE");
   }
