@@ -4,7 +4,6 @@
 
 #include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
-#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/join/store_access.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/torch_private/rref_agent.h"
@@ -224,14 +223,8 @@ void WeftAgent::addGilWaitTime(std::chrono::microseconds wait) {
   parts_->context.metrics.gil_waits.fetch_add(1, std::memory_order_relaxed);
 }
 
-std::vector<WeftAgent::WaitingCall> WeftAgent::waitingCalls(std::size_t most) const {
-  std::vector<WaitingCall> calls;
-  const auto now = Clock::now();
-  for (const auto& call : parts_->client.oldestCalls(most)) {
-    calls.push_back({nameOf(call.peer), kindOf(call.type),
-                     std::chrono::duration<double>(now - call.started).count(), call.timeout});
-  }
-  return calls;
+std::vector<WaitingCall> WeftAgent::waitingCalls(std::size_t most) const {
+  return parts_->client.oldestCalls(most);
 }
 
 const AgentMetrics& WeftAgent::counters() const noexcept { return parts_->context.metrics; }

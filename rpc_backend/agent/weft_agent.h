@@ -34,6 +34,7 @@
 namespace weft::rpc {
 
 struct AgentParts;
+struct WaitingCall;  // rpc_backend/call/call_table.h
 
 class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<WeftAgent> {
  public:
@@ -101,13 +102,6 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // A worker's name, also after it has left; "?" when there never was one.
   std::string nameOf(worker_id_t id) const;
 
-  // A call that waits for its answer.
-  struct WaitingCall {
-    std::string worker;
-    CallKind kind{};
-    double seconds = 0;       // so far
-    milliseconds timeout{0};  // 0: never
-  };
   // The oldest first, at most `most`.
   std::vector<WaitingCall> waitingCalls(std::size_t most) const;
   const AgentMetrics& counters() const noexcept;

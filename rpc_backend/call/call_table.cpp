@@ -121,15 +121,15 @@ std::vector<PendingCall> CallTable::takeExpired(Clock::time_point now, Clock::ti
   });
 }
 
-std::vector<CallTable::Waiting> CallTable::oldest(std::size_t most) const {
-  std::vector<Waiting> all;
+std::vector<WaitingCall> CallTable::oldest(std::size_t most) const {
+  std::vector<WaitingCall> all;
   {
     const std::lock_guard lock(mutex_);
     all.reserve(calls_.size());
     for (const auto& [id, call] : calls_)
-      all.push_back({id, call.peer, call.type, call.started, call.timeout});
+      all.push_back({call.peer, kindOf(call.type), call.started, call.timeout});
   }
-  std::ranges::sort(all, {}, &Waiting::started);
+  std::ranges::sort(all, {}, &WaitingCall::started);
   if (all.size() > most) all.resize(most);
   return all;
 }

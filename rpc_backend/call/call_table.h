@@ -15,6 +15,7 @@
 
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/wire/rref_wire.h"
 #include "transport/base/interruption.h"
@@ -43,6 +44,14 @@ struct PendingCall {
   }
 };
 
+// A call that waits for its answer, for people to read.
+struct WaitingCall {
+  worker_id_t peer = -1;
+  CallKind kind{};
+  Clock::time_point started{};
+  milliseconds timeout{0};  // 0: never
+};
+
 class CallTable {
  public:
   // The number of the first call. Before any is made.
@@ -66,17 +75,8 @@ class CallTable {
   // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.
   std::vector<PendingCall> takeExpired(Clock::time_point now, Clock::time_point& next);
   std::size_t size() const;
-
-  // A call that waits for its answer.
-  struct Waiting {
-    std::uint64_t id = 0;
-    worker_id_t peer = -1;
-    MessageType type{};
-    Clock::time_point started{};
-    milliseconds timeout{0};  // 0: never
-  };
   // The oldest first, at most `most`.
-  std::vector<Waiting> oldest(std::size_t most) const;
+  std::vector<WaitingCall> oldest(std::size_t most) const;
 
  private:
   template <typename Predicate>

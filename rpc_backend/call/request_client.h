@@ -72,9 +72,7 @@ class RequestClient {
   void onPeerLost(worker_id_t peer, const std::string& reason);
 
   // The calls that wait for their answers, the oldest first, at most `most`.
-  std::vector<CallTable::Waiting> oldestCalls(std::size_t most) const {
-    return calls_.oldest(most);
-  }
+  std::vector<WaitingCall> oldestCalls(std::size_t most) const { return calls_.oldest(most); }
 
   AnswerReader& answers() noexcept { return answers_; }
   CallCanceller& canceller() noexcept { return canceller_; }

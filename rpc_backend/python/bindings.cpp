@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/call/call_table.h"
 #include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/serve/callback/script_service.h"
@@ -175,10 +176,12 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
 
 std::vector<std::tuple<std::string, std::string, double, double>> waitingCalls(
     const WeftAgent& agent, std::size_t most) {
+  using Seconds = std::chrono::duration<double>;
   std::vector<std::tuple<std::string, std::string, double, double>> rows;
-  for (const auto& call : agent.waitingCalls(most)) {
-    rows.emplace_back(call.worker, kCallKinds[static_cast<std::size_t>(call.kind)], call.seconds,
-                      std::chrono::duration<double>(call.timeout).count());
+  const auto now = Clock::now();
+  for (const WaitingCall& call : agent.waitingCalls(most)) {
+    rows.emplace_back(agent.nameOf(call.peer), kCallKinds[static_cast<std::size_t>(call.kind)],
+                      Seconds(now - call.started).count(), Seconds(call.timeout).count());
   }
   return rows;
 }
