@@ -103,8 +103,6 @@ class DeviceTransfer {
   std::string tryProbe(worker_id_t from, const std::string& text);
   void answerProbe(worker_id_t from, std::uint64_t id, const std::string& problem);
   void tellReturned(const MessageKey& message);
-  template <typename Owned>
-  void drop(Owned owned);
 
   AgentContext& context_;
   MessageSender& sender_;
