@@ -1,9 +1,11 @@
 // How the answers to calls become values.
 #pragma once
 
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <exception>
+#include <utility>
 
 #include "rpc_backend/core/torch_names.h"
 
@@ -16,19 +18,25 @@ inline at::IValue valueOf(const JitFuture& answer) {
   return torch::distributed::rpc::deserializeRespToIValue(*message);
 }
 
-// Completes `value` with what `read` makes of the answer, with what it throws, or with the answer's
-// error.
+// A future of this type for what `read` makes of the answer, for what it throws, or for the
+// answer's error. `read` runs on the thread that completes the answer, with the caller's
+// thread-local state.
 template <typename Read>
-void settle(JitFuture& value, JitFuture& answer, const Read& read) {
-  if (answer.hasError()) {
-    value.setError(answer.exception_ptr());
-    return;
-  }
-  try {
-    value.markCompleted(read(answer), answer.storages());
-  } catch (const std::exception&) {
-    value.setErrorIfNeeded(std::current_exception());
-  }
+FuturePtr futureValue(const FuturePtr& answer, c10::TypePtr type, Read read) {
+  auto value = answer->createInstance(std::move(type));
+  answer->addCallback(
+      at::wrapPropagateTLSState([value, read = std::move(read)](JitFuture& answered) {
+        if (answered.hasError()) {
+          value->setError(answered.exception_ptr());
+          return;
+        }
+        try {
+          value->markCompleted(read(answered), answered.storages());
+        } catch (const std::exception&) {
+          value->setErrorIfNeeded(std::current_exception());
+        }
+      }));
+  return value;
 }
 
 }  // namespace weft::rpc

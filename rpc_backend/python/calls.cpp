@@ -184,9 +184,7 @@ std::pair<bool, std::shared_ptr<PythonFutureWrapper>> startBuiltin(const WorkerI
   const py::gil_scoped_release no_gil;
   const auto answer = send(to, encodeBuiltin(op, stack), timeout);
   // torch's element type: an RRef takes its type from the future that a function returns.
-  auto value = answer->createInstance(at::PyObjectType::get());
-  answer->addCallback(at::wrapPropagateTLSState(
-      [value](JitFuture& answered) { settle(*value, answered, valueOf); }));
+  auto value = futureValue(answer, at::PyObjectType::get(), valueOf);
   return {true, std::make_shared<PythonFutureWrapper>(std::move(value))};
 }
 

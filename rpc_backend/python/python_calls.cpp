@@ -1,7 +1,6 @@
 // rpc_sync and rpc_async of a Python function, and waits for torch's futures
 // (weft/_torch/patches/calls.py, futures.py): a call raises what its function raised, and Ctrl-C
 // ends a wait with what its handler raised.
-#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/py_rref.h>
 #include <torch/csrc/distributed/rpc/python_call.h>
@@ -112,10 +111,7 @@ std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::stri
   const CallSite site;
   const py::gil_scoped_release no_gil;
   const auto answer = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
-  auto value = answer->createInstance(at::PyObjectType::get());
-  answer->addCallback(
-      at::wrapPropagateTLSState([value](JitFuture& answered) { settle(*value, answered, read); }));
-  return std::make_shared<PythonFutureWrapper>(std::move(value));
+  return std::make_shared<PythonFutureWrapper>(futureValue(answer, at::PyObjectType::get(), read));
 }
 
 // Waits for a value of this worker's own, which another thread makes.

@@ -1,6 +1,5 @@
 // rpc_sync and rpc_async of a TorchScript function (weft/_torch/patches/calls.py): a call whose
 // answer cannot be read fails.
-#include <ATen/ThreadLocalState.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/python_rpc_handler.h>
@@ -58,12 +57,9 @@ FuturePtr send(const std::string& worker, const c10::QualifiedName& name,
   const auto answer = torch::distributed::autograd::sendMessageWithAutograd(
       *agent, agent->getWorkerInfo(worker), std::move(message), /*forceGradRecording=*/true,
       timeout);
-  auto value = answer->createInstance(schema.returns().at(0).type());
-  answer->addCallback(at::wrapPropagateTLSState(
-      [value, call = "worker '" + worker + "' to " + name.qualifiedName()](JitFuture& answered) {
-        settle(*value, answered, [&call](const JitFuture& found) { return read(found, call); });
-      }));
-  return value;
+  return futureValue(answer, schema.returns().at(0).type(),
+                     [call = "worker '" + worker + "' to " + name.qualifiedName()](
+                         const JitFuture& answered) { return read(answered, call); });
 }
 
 // As pyRpcTorchscript. Without the GIL.
