@@ -10,6 +10,7 @@
 #include "jit_ops/serve/published.h"
 #include "jit_ops/serve/servable.h"
 #include "jit_ops/values/result_names.h"
+#include "third_party/torch/interpreter.h"
 
 namespace py = pybind11;
 
@@ -110,15 +111,7 @@ class PythonServable : public Servable {
   }
 
   // Any thread may let go of it.
-  ~PythonServable() override {
-    if (Py_IsInitialized() == 0) {  // too late for the functions' destructors
-      for (auto& [name, function] : functions_)
-        function.release();
-      return;
-    }
-    const py::gil_scoped_acquire gil;
-    functions_.clear();
-  }
+  ~PythonServable() override { weft::dropWithGil(functions_); }
 
   FuturePtr run(const Method& method, Values args, const std::vector<std::string>& names) override {
     const py::gil_scoped_acquire gil;

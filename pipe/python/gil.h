@@ -1,9 +1,7 @@
-// What the stages need of the GIL beyond pybind11: errors and objects that any thread may have.
+// What the stages need of the GIL beyond pybind11: errors that any thread may have.
 #pragma once
 
 #include <pybind11/pybind11.h>
-
-#include <utility>
 
 namespace weft::pipe {
 
@@ -19,18 +17,6 @@ auto withGil(const auto& function) {
     error.restore();
     throwPythonError();
   }
-}
-
-// Drops Python objects with the GIL, in a destructor on any thread. An interpreter that has ended
-// cannot take them back: they leak.
-template <typename T>
-void dropWithGil(T& objects) {
-  if (Py_IsInitialized() == 0) {
-    new T(std::move(objects));
-    return;
-  }
-  const pybind11::gil_scoped_acquire gil;
-  objects = T();
 }
 
 }  // namespace weft::pipe

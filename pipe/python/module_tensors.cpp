@@ -4,7 +4,7 @@
 
 #include <unordered_set>
 
-#include "pipe/python/gil.h"
+#include "third_party/torch/interpreter.h"
 
 namespace weft::pipe {
 

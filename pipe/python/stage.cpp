@@ -6,6 +6,7 @@
 #include "pipe/python/gil.h"
 #include "pipe/python/module_tensors.h"
 #include "pipe/python/values.h"
+#include "third_party/torch/interpreter.h"
 
 namespace weft::pipe {
 

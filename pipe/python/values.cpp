@@ -4,7 +4,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "pipe/python/gil.h"
+#include "third_party/torch/interpreter.h"
 
 namespace weft::pipe {
 

@@ -13,6 +13,7 @@
 #include "pipe/python/gil.h"
 #include "pipe/scripted/script_loss.h"
 #include "pipe/scripted/script_worker_run.h"
+#include "third_party/torch/interpreter.h"
 
 namespace py = pybind11;
 

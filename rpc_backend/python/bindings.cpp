@@ -10,6 +10,7 @@
 #include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/serve/callback/script_service.h"
+#include "third_party/torch/interpreter.h"
 
 namespace py = pybind11;
 
@@ -49,14 +50,7 @@ void bindOptions(py::module_& module) {
 // Python values, for RRefLifecycle, whose threads do not hold the GIL.
 RRefHooks rrefHooks() {
   RRefHooks hooks;
-  hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) {
-    if (!Py_IsInitialized()) {
-      (void)rref.release();  // too late for its destructor
-      return;
-    }
-    const py::gil_scoped_acquire gil;
-    rref.reset();
-  };
+  hooks.drop = [](c10::intrusive_ptr<torch::distributed::rpc::RRef> rref) { dropWithGil(rref); };
   hooks.describe = [](const c10::IValue& value) {
     const py::gil_scoped_acquire gil;
     const auto object = py::reinterpret_borrow<py::object>(value.toPyObject());

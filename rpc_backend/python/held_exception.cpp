@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "third_party/torch/interpreter.h"
+
 namespace py = pybind11;
 
 namespace weft::rpc {
@@ -9,9 +11,8 @@ namespace weft::rpc {
 namespace {
 
 void release(PyObject* object) {
-  if (!Py_IsInitialized()) return;  // a future that outlives the interpreter
-  const py::gil_scoped_acquire gil;
-  Py_DECREF(object);
+  auto owned = py::reinterpret_steal<py::object>(object);
+  dropWithGil(owned);
 }
 
 std::string textOf(const py::object& exception) {

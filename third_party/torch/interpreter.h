@@ -1,7 +1,9 @@
-// What differs between the versions of Python that Weft is built with.
+// The end of the interpreter, which threads and objects of Weft's may outlive.
 #pragma once
 
-#include <Python.h>
+#include <pybind11/pybind11.h>
+
+#include <utility>
 
 namespace weft {
 
@@ -12,6 +14,18 @@ inline bool interpreterEnds() {
 #else
   return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
 #endif
+}
+
+// Drops what has Python objects in it, in a destructor on any thread, with or without the GIL. An
+// interpreter that has ended cannot take them back: they leak.
+template <typename T>
+void dropWithGil(T& objects) {
+  if (interpreterEnds()) {
+    new T(std::move(objects));
+    return;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  objects = T();
 }
 
 }  // namespace weft
