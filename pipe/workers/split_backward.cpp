@@ -34,21 +34,21 @@ class Keep : public ag::FunctionPreHook {
   const std::shared_ptr<ag::variable_list> kept_;
 };
 
-std::vector<ag::Node*> childrenOf(const ag::Node& node) {
-  std::vector<ag::Node*> children;
-  for (const auto& edge : node.next_edges()) {
-    if (edge.function) children.push_back(edge.function.get());
+std::vector<ag::Node*> nodesAt(const ag::edge_list& edges) {
+  std::vector<ag::Node*> nodes;
+  for (const auto& edge : edges) {
+    if (edge.function) nodes.push_back(edge.function.get());
   }
-  return children;
+  return nodes;
 }
 
-// All nodes that the roots lead to, each after those that it leads to.
-std::vector<ag::Node*> nodesFrom(const ag::edge_list& roots) {
+// All nodes that the edges lead to, each after those that it leads to.
+std::vector<ag::Node*> nodesFrom(const ag::edge_list& edges) {
   std::vector<ag::Node*> ordered;
   Nodes seen;
   std::vector<std::pair<ag::Node*, bool>> left;  // and whether its children are done
-  for (const auto& root : roots)
-    left.emplace_back(root.function.get(), false);
+  for (auto* const node : nodesAt(edges))
+    left.emplace_back(node, false);
   while (!left.empty()) {
     const auto [node, done] = left.back();
     left.pop_back();
@@ -56,7 +56,7 @@ std::vector<ag::Node*> nodesFrom(const ag::edge_list& roots) {
       ordered.push_back(node);
     } else if (seen.insert(node).second) {
       left.emplace_back(node, true);
-      for (auto* const child : childrenOf(*node))
+      for (auto* const child : nodesAt(node->next_edges()))
         left.emplace_back(child, false);
     }
   }
@@ -84,17 +84,8 @@ ag::edge_list parametersOf(const ag::Node& node, const Nodes& to_inputs) {
 
 // Whether a node leads to one of the others.
 bool leadsTo(const ag::Node& node, const Nodes& others) {
-  Nodes seen;
-  std::vector<ag::Node*> left = childrenOf(node);
-  while (!left.empty()) {
-    auto* const next = left.back();
-    left.pop_back();
-    if (!seen.insert(next).second) continue;
-    if (others.contains(next)) return true;
-    for (auto* const child : childrenOf(*next))
-      left.push_back(child);
-  }
-  return false;
+  return std::ranges::any_of(nodesFrom(node.next_edges()),
+                             [&](auto* next) { return others.contains(next); });
 }
 
 // The nodes, of these in the order of nodesFrom, on a path to one of the leaves.
@@ -103,7 +94,7 @@ Nodes nodesLeadingTo(const ag::edge_list& leaves, const std::vector<ag::Node*>& 
   for (const auto& leaf : leaves)
     leading.insert(leaf.function.get());
   for (auto* const node : nodes) {
-    const auto children = childrenOf(*node);
+    const auto children = nodesAt(node->next_edges());
     if (std::any_of(children.begin(), children.end(),
                     [&](auto* child) { return leading.contains(child); })) {
       leading.insert(node);
