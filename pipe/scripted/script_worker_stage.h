@@ -53,8 +53,6 @@ class WEFT_API ScriptWorkerStage {
   // The same in two halves: weights() adds to the parameters' gradients.
   Tensors inputGradients(std::size_t micro_batch, const std::optional<Tensors>& gradients);
   void weights(std::size_t micro_batch);
-  // Of how many micro-batches something is kept.
-  std::size_t held() const { return held_.size() + half_done_.size(); }
 
  private:
   struct Again {  // what a recomputation needs
