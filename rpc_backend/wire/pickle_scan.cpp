@@ -101,6 +101,10 @@ class Scan : Reader {
     }
     return std::move(fault_);
   }
+  // After a run() without a fault.
+  std::optional<std::int64_t> head() const {
+    return finished() && marks_.empty() && !other_names_ ? head_ : std::nullopt;
+  }
 
  private:
   // kPlain holds nothing.
@@ -115,13 +119,14 @@ class Scan : Reader {
   };
 
   void step(unsigned char op) {
-    std::int64_t number = 0;
+    if (op != kBinPut && op != kLongBinPut) head_.reset();
     switch (op) {
       case kBinInt:
       case kBinInt1:
       case kBinInt2:
-      case kLong1:
-        return integer(op, number) ? stack_.push_back(kPlain) : fail();
+        return number(op);
+      case kLong1:  // torch's unpickler takes no other length
+        return next() == 8 ? number(op) : fail();
       case kBinFloat:
         return skip(8) ? stack_.push_back(kPlain) : fail();
       case kNone:
@@ -176,6 +181,12 @@ class Scan : Reader {
     nodes_.push_back(node);
     stack_.push_back(static_cast<Value>(nodes_.size() - 1));
   }
+  void number(unsigned char op) {
+    std::int64_t value = 0;
+    if (!integer(op, value)) return fail();
+    if (stack_.empty()) bottom_ = value;
+    stack_.push_back(kPlain);
+  }
   void text() {
     std::string_view text;
     if (!takeText(text)) return fail();
@@ -190,6 +201,7 @@ class Scan : Reader {
     const Callee callee = calleeOf(module, name);
     // Its name is not told: it may be anything.
     if (callee == Callee::kNone) return fail("its pickle names what torch's RPC does not call");
+    if (module != kNames[0].module || name != kNames[0].name) other_names_ = true;
     push({.callee = callee});
   }
   std::size_t toMark() {
@@ -198,13 +210,15 @@ class Scan : Reader {
     marks_.pop_back();
     return count;
   }
-  // Takes so many values, which go into another one; what they have in common.
+  // Takes so many values, which go into another one; what they have in common. A callee, a number
+  // to torch, is never among them.
   Node drop(std::size_t count) {
     Node all;
     if (stack_.size() < count) return fail(), all;
     const auto first = stack_.end() - static_cast<std::ptrdiff_t>(count);
     for (auto each = first; each != stack_.end(); ++each) {
       Node& part = nodes_[*each];
+      if (part.callee != Callee::kNone) fail();
       part.complete = true;
       all.depth = std::max(all.depth, part.depth);
       all.type_depth = std::max(all.type_depth, part.depth == 0 ? part.type_depth : 0);
@@ -214,6 +228,7 @@ class Scan : Reader {
     return all;
   }
   void tuple(std::size_t count) {
+    if (count == stack_.size()) head_ = std::exchange(bottom_, std::nullopt);
     const Node parts = drop(count);
     if (parts.tuples >= max_tuples_) fail("its tuples hold the same ones too often");
     push({.depth = parts.depth + 1, .type_depth = parts.type_depth, .tuples = parts.tuples + 1});
@@ -238,13 +253,15 @@ class Scan : Reader {
     const Callee function = callee();
     if (function == Callee::kNone) return fail();
     const Node args = nodes_[stack_.back()];
-    drop(2);
+    drop(1);
+    stack_.pop_back();
     if (function == Callee::kTyped && args.type_depth > kMaxTypeDepth) fail(kDeep);
     push({.depth = args.depth});
   }
   void make() {
     if (callee() != Callee::kClass) return fail();
-    drop(2);
+    drop(1);
+    stack_.pop_back();
     push({.depth = 1, .complete = false});
   }
   void put(unsigned char op) {
@@ -267,12 +284,24 @@ class Scan : Reader {
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;
   std::vector<Value> memo_;
+  // The first value of the stack, if it is a literal number.
+  std::optional<std::int64_t> bottom_;
+  // Of the tuple that was made of the whole stack just now, or before its place in the memo.
+  std::optional<std::int64_t> head_;
+  // Whether it names more than the annotation of a container's type. An enum that the unpickler
+  // does not find puts nothing on its stack, which is then not this one.
+  bool other_names_ = false;
 };
 
 }  // namespace
 
 std::optional<std::string> faultOf(std::span<const char> pickle) {
   return Scan(std::string_view(pickle.data(), pickle.size())).run();
+}
+
+std::optional<std::int64_t> headOf(std::span<const char> pickle) {
+  Scan scan(std::string_view(pickle.data(), pickle.size()));
+  return scan.run() ? std::nullopt : scan.head();
 }
 
 }  // namespace weft::rpc

@@ -8,6 +8,7 @@
 // later, which torch's pickler never writes, is refused.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,5 +19,10 @@ namespace weft::rpc {
 // whole, has only the opcodes and names that torch's pickler writes for RPC, and nothing in it is
 // nested too deeply. Total; any thread.
 std::optional<std::string> faultOf(std::span<const char> pickle);
+
+// The first element of the tuple that the pickle is: a literal number, and surely the one that
+// torch's unpickler sees. Nothing when it is no such tuple, has a fault, names more than the
+// annotation of a container's type, or has anything left over. Total; any thread.
+std::optional<std::int64_t> headOf(std::span<const char> pickle);
 
 }  // namespace weft::rpc

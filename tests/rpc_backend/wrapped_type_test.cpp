@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "rpc_backend/wire/pickle_scan.h"
+
 namespace weft::rpc {
 namespace {
 
@@ -96,7 +98,28 @@ TEST(WrappedType, AFirstElementThatIsNoLiteralIsRefused) {
 
 TEST(WrappedType, AGlobalStandsForANumberAndIsRefusedInTuples) {
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02(ctorch.jit._pickle\nrestore_type_tag\nK\x01t."s)));
+  const std::string tag = "ctorch.jit._pickle\nrestore_type_tag\n";
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02(K\x00" + tag + "t."s)));
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02(K\x00"s + "cos\nsystem\nt."s)));
+}
+
+// An enum that the unpickler does not find puts nothing on its stack.
+TEST(WrappedType, OtherNamesThanTheAnnotationAreRefused) {
+  for (const std::string call :
+       {"c__torch__\nColour\nK\x01R", "c__torch__\nrestore_type_tag\nK\x01R",
+        "cbuiltins\ncomplex\n)R", "ctorch.jit._pickle\nbuild_intlist\n](K\x01\x65\x85R"}) {
+    const std::string pickle = "\x80\x02(K\x05"s + call + "t.";
+    EXPECT_FALSE(faultOf(pickle)) << call;
+    EXPECT_FALSE(read(payloadOf("i", pickle))) << call;
+  }
+}
+
+TEST(WrappedType, ALongHasEightBytes) {
+  const auto found = read(payloadOf("i", "\x80\x02\x8a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x85."s));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->type, -1);
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02\x8a\x01\x05\x85."s)));
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02K\x00\x8a\x01\x05\x86."s)));
 }
 
 TEST(WrappedType, ATupleThatIsReplacedIsRefused) {
@@ -108,6 +131,14 @@ TEST(WrappedType, ATupleThatIsReplacedIsRefused) {
   // Two values at the end, or a mark left over.
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02"s + first + first + "."s)));
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02("s + first + "."s)));
+  // A tuple in which it is the first element, or the second.
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02"s + first + "\x85."s)));
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02"s + first + "K\x01\x86."s)));
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02K\x05"s + first + "."s)));
+  // Only its place in the memo may come after it.
+  EXPECT_TRUE(read(payloadOf("i", "\x80\x02"s + first + "q\x00."s)));
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02"s + first + "q\x00h\x00."s)));
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02"s + first + ".."s)));
 }
 
 }  // namespace
