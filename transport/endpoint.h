@@ -142,7 +142,6 @@ struct EndpointStats {
   std::uint64_t refused_encryption = 0;   // one side requires it and the other has it off, or one
                                           // has certificates and the other has not
   std::uint64_t refused_certificate = 0;  // not for its name, or TLS failed
-  std::uint64_t refused_replay = 0;       // a hello with a nonce seen before
   std::uint64_t refused_timeout = 0;      // no whole handshake within handshake_timeout
   std::uint64_t refused_overload = 0;     // cut off in handshake, to let newer ones in (Limits)
   std::uint64_t refused_user = 0;         // another user of this host, on the Unix socket

@@ -35,14 +35,13 @@ void addPeer(const transport::PeerStats& peer, Metrics& out) {
 }
 
 void addRefused(const transport::EndpointStats& stats, Metrics& out) {
-  const std::array<std::pair<const char*, std::uint64_t>, 11> refused{{
+  const std::array<std::pair<const char*, std::uint64_t>, 10> refused{{
       {"key", stats.refused_key},
       {"group", stats.refused_group},
       {"identity", stats.refused_identity},
       {"version", stats.refused_version},
       {"encryption", stats.refused_encryption},
       {"certificate", stats.refused_certificate},
-      {"replay", stats.refused_replay},
       {"timeout", stats.refused_timeout},
       {"overload", stats.refused_overload},
       {"user", stats.refused_user},

@@ -209,7 +209,7 @@ def test_refused_connections_are_counted_by_their_cause():
             for name, count in counters.items()
             if name.startswith("connections_refused_by_")
         }
-        assert len(causes) == 11
+        assert len(causes) == 10
         assert counters["connections_refused"] == sum(causes.values()) == 1
         assert causes["connections_refused_by_malformed"] == 1
         members.shutdown()

@@ -98,20 +98,30 @@ TEST_P(Admission, AnotherVersionIsRefusedWithOurs) {
   EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_version == 1; }));
 }
 
-TEST_P(Admission, ARepeatedHelloIsRefusedAndCounted) {
+TEST_P(Admission, ARepeatedConversationIsRefusedAndCounted) {
   open();
   Nonce nonce{};
   nonce.fill(77);
   const Identity self = peer();
-  const std::vector<std::byte> hello =
-      Handshake::dialler(self, 0, "worker0", nonce, {1, 0, 0, 1}).output();
+  Handshake handshake = Handshake::dialler(self, 0, "worker0", nonce, {1, 0, 0, 1});
+  const std::vector<std::byte> hello = handshake.output();
+  std::vector<std::byte> proof;
   RawClient first(*endpoint);
   first.send(hello);
-  EXPECT_EQ(first.receive(Hello::kBytes).size(), Hello::kBytes);
+  while (proof.empty()) {
+    const std::vector<std::byte> answer = first.receive(handshake.wanted());
+    ASSERT_FALSE(answer.empty());
+    handshake.feed(answer);
+    proof = handshake.output();
+  }
+  first.send(proof);
+  EXPECT_EQ(first.receive(Proof::kBytes).size(), Proof::kBytes);
   RawClient second(*endpoint);
   second.send(hello);
+  EXPECT_EQ(second.receive(Hello::kBytes).size(), Hello::kBytes);
+  second.send(proof);
   EXPECT_EQ(second.receive(1000).size(), Refusal::kBytes);
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_replay == 1; }));
+  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_key == 1; }));
 }
 
 TEST_P(Admission, GarbageIsRefusedAndCounted) {

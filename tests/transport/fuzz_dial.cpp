@@ -66,12 +66,10 @@ struct NoMessages final : EndpointHandler {
 
 // The member's side, as the input has it.
 struct Policy final : AcceptPolicy {
-  bool nonceIsFresh(const Nonce&) override { return fresh; }
   RefusalCode admit(const Hello&, const SessionClaim&, SessionClaim& ours) override {
     ours = claim;
     return answer;
   }
-  bool fresh = true;
   RefusalCode answer = RefusalCode::kNone;
   SessionClaim claim{2, 3, 4, 5};
 };
@@ -93,7 +91,6 @@ class Run {
         met_(input_.oneIn(2)),
         member_(identityOf(kPeer, input_.oneIn(4) ? 'b' : 'a')),
         right_key_(sameKey()) {
-    policy_.fresh = !input_.oneIn(16);
     if (input_.oneIn(8)) policy_.answer = static_cast<RefusalCode>(input_.below(kRefusalCodes));
     connector_ = std::make_unique<Connector>(
         context_, PeerInfo{kPeer, "worker0", ""}, door().address,

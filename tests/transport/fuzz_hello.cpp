@@ -18,7 +18,6 @@ void require(bool condition) {
 
 class Policy : public AcceptPolicy {
  public:
-  bool nonceIsFresh(const Nonce&) override { return true; }
   RefusalCode admit(const Hello&, const SessionClaim&, SessionClaim& ours) override {
     ours = {2, 0, 0, 1};
     return RefusalCode::kNone;

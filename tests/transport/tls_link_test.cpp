@@ -301,7 +301,6 @@ class BothSides {
  private:
   struct Policy final : AcceptPolicy {
     int admitted = 0;
-    bool nonceIsFresh(const Nonce&) override { return true; }
     RefusalCode admit(const Hello&, const SessionClaim&, SessionClaim& ours) override {
       ++admitted;
       ours = {2, 1, 0, 1};

@@ -112,7 +112,6 @@ void Handshake::onHello() {
     prove();
     return;
   }
-  if (!policy_->nonceIsFresh(peer_.nonce)) return refuse(RefusalCode::kReplay);
   if (const RefusalCode code = agreeOnEncryption(); code != RefusalCode::kNone) return refuse(code);
   transcript_.dialler_hello = input_;
   transcript_.acceptor_hello = helloTo(peer_.rank, peer_.name);

@@ -46,11 +46,10 @@ struct Identity {
   std::shared_ptr<const TlsContext> tls = nullptr;
 };
 
-// What an acceptor asks the endpoint. Asked at most once each per handshake, in this order.
+// What an acceptor asks the endpoint. Asked at most once per handshake.
 class AcceptPolicy {
  public:
   virtual ~AcceptPolicy() = default;
-  virtual bool nonceIsFresh(const Nonce& nonce) = 0;
   // The dialler has proved that it holds the key, and what it claims. kNone admits it, and fills in
   // `ours`.
   virtual RefusalCode admit(const Hello& dialler, const SessionClaim& theirs,

@@ -117,8 +117,6 @@ const char* explain(RefusalCode code) noexcept {
     case RefusalCode::kKey:
       return "the authentication keys differ; give all workers the same key file "
              "(WEFT_AUTH_KEY_FILE)";
-    case RefusalCode::kReplay:
-      return "it received this handshake before; something between the two repeats messages";
     case RefusalCode::kMalformed:
       return "the process at this address does not speak Weft's protocol";
     case RefusalCode::kEncryption:

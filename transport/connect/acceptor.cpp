@@ -187,7 +187,6 @@ void Acceptor::counts(EndpointStats& stats) const {
   stats.refused_group = of(RefusalCode::kGroup);
   stats.refused_identity = of(RefusalCode::kIdentity);
   stats.refused_version = of(RefusalCode::kVersion);
-  stats.refused_replay = of(RefusalCode::kReplay);
   stats.refused_malformed = of(RefusalCode::kMalformed);
   stats.refused_encryption = of(RefusalCode::kEncryption) + of(RefusalCode::kCredentials);
   stats.refused_certificate = certificates_.load(std::memory_order_relaxed);

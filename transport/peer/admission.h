@@ -23,7 +23,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "transport/auth/replay_guard.h"
+#include "transport/auth/handshake.h"
 #include "transport/connect/acceptor.h"
 #include "transport/connect/endpoint_context.h"
 #include "transport/peer/peer_table.h"
@@ -38,7 +38,6 @@ class Admission final : public AcceptPolicy {
   Admission(EndpointContext& context, PeerTable& peers, Replaced replaced)
       : context_(context), peers_(peers), on_replaced_(std::move(replaced)) {}
 
-  bool nonceIsFresh(const Nonce& nonce) override { return replays_.fresh(nonce); }
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) override;
   // After admit(): both sides have proved themselves.
   void admitted(AuthenticatedPeer who);
@@ -67,7 +66,6 @@ class Admission final : public AcceptPolicy {
   EndpointContext& context_;
   PeerTable& peers_;
   const Replaced on_replaced_;
-  ReplayGuard replays_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
   std::unordered_set<std::uint64_t> displaced_;  // their incarnations
   bool closed_ = false;
