@@ -25,7 +25,9 @@
 // function fails at once, and touches nothing of the parent's.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -132,20 +134,30 @@ struct PeerStats {
   std::uint64_t reconnects = 0;        // connections made again after one broke
 };
 
+// Why a connection was refused before it became a peer's.
+enum class RefusalCause : std::uint8_t {
+  kKey,  // the proof did not fit: wrong key, or a replayed proof
+  kGroup,
+  kIdentity,  // wrong rank or name
+  kVersion,
+  kEncryption,   // one requires it and the other has it off, or only one has certificates
+  kCertificate,  // not for its name, or TLS failed
+  kTimeout,      // no whole handshake within handshake_timeout
+  kOverload,     // cut off in handshake, to let newer ones in (Limits)
+  kUser,         // another user of this host, on the Unix socket
+  kMalformed,    // not a hello
+};
+inline constexpr std::array kRefusalCauses{"key",        "group",       "identity", "version",
+                                           "encryption", "certificate", "timeout",  "overload",
+                                           "user",       "malformed"};
+
 struct EndpointStats {
   std::vector<PeerStats> peers;
-  // Connections refused before they became a peer's, by cause.
-  std::uint64_t refused_key = 0;  // the proof did not fit: wrong key, or a replayed proof
-  std::uint64_t refused_group = 0;
-  std::uint64_t refused_identity = 0;  // wrong rank or name
-  std::uint64_t refused_version = 0;
-  std::uint64_t refused_encryption = 0;   // one side requires it and the other has it off, or one
-                                          // has certificates and the other has not
-  std::uint64_t refused_certificate = 0;  // not for its name, or TLS failed
-  std::uint64_t refused_timeout = 0;      // no whole handshake within handshake_timeout
-  std::uint64_t refused_overload = 0;     // cut off in handshake, to let newer ones in (Limits)
-  std::uint64_t refused_user = 0;         // another user of this host, on the Unix socket
-  std::uint64_t refused_malformed = 0;    // not a hello
+  std::array<std::uint64_t, kRefusalCauses.size()> refused{};  // by RefusalCause
+
+  std::uint64_t refusedBy(RefusalCause cause) const {
+    return refused[static_cast<std::size_t>(cause)];
+  }
 };
 
 class Endpoint {

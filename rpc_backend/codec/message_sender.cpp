@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <array>
 #include <string>
 #include <utility>
 
@@ -35,22 +34,11 @@ void addPeer(const transport::PeerStats& peer, Metrics& out) {
 }
 
 void addRefused(const transport::EndpointStats& stats, Metrics& out) {
-  const std::array<std::pair<const char*, std::uint64_t>, 10> refused{{
-      {"key", stats.refused_key},
-      {"group", stats.refused_group},
-      {"identity", stats.refused_identity},
-      {"version", stats.refused_version},
-      {"encryption", stats.refused_encryption},
-      {"certificate", stats.refused_certificate},
-      {"timeout", stats.refused_timeout},
-      {"overload", stats.refused_overload},
-      {"user", stats.refused_user},
-      {"malformed", stats.refused_malformed},
-  }};
   std::uint64_t all = 0;
-  for (const auto& [cause, count] : refused) {
-    put(out, std::string("connections_refused_by_") + cause, count);
-    all += count;
+  for (std::size_t cause = 0; cause < transport::kRefusalCauses.size(); ++cause) {
+    put(out, std::string("connections_refused_by_") + transport::kRefusalCauses[cause],
+        stats.refused[cause]);
+    all += stats.refused[cause];
   }
   put(out, "connections_refused", all);
 }

@@ -75,9 +75,10 @@ TEST_P(Admission, FalseClaimsAreRefusedAndCounted) {
   EXPECT_EQ(refusal(peer(), 5, "worker0"), RefusalCode::kIdentity);
   EXPECT_EQ(refusal(peer(), 0, "worker9"), RefusalCode::kIdentity);
   // Counted just after the refusal is sent.
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_identity == 4; }));
-  EXPECT_EQ(endpoint->stats().refused_key, 1U);
-  EXPECT_EQ(endpoint->stats().refused_group, 1U);
+  EXPECT_TRUE(
+      eventually([&] { return endpoint->stats().refusedBy(RefusalCause::kIdentity) == 4; }));
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kKey), 1U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kGroup), 1U);
   EXPECT_EQ(recorder.messageCount(), 0U);
 }
 
@@ -95,7 +96,7 @@ TEST_P(Admission, AnotherVersionIsRefusedWithOurs) {
       decodeRefusal(std::span<const std::byte, Refusal::kBytes>(answer.data(), Refusal::kBytes));
   EXPECT_EQ(refusal.code, RefusalCode::kVersion);
   EXPECT_EQ(refusal.version, kProtocolVersion);
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_version == 1; }));
+  EXPECT_TRUE(eventually([&] { return endpoint->stats().refusedBy(RefusalCause::kVersion) == 1; }));
 }
 
 TEST_P(Admission, ARepeatedConversationIsRefusedAndCounted) {
@@ -121,7 +122,7 @@ TEST_P(Admission, ARepeatedConversationIsRefusedAndCounted) {
   EXPECT_EQ(second.receive(Hello::kBytes).size(), Hello::kBytes);
   second.send(proof);
   EXPECT_EQ(second.receive(1000).size(), Refusal::kBytes);
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_key == 1; }));
+  EXPECT_TRUE(eventually([&] { return endpoint->stats().refusedBy(RefusalCause::kKey) == 1; }));
 }
 
 TEST_P(Admission, GarbageIsRefusedAndCounted) {
@@ -129,7 +130,8 @@ TEST_P(Admission, GarbageIsRefusedAndCounted) {
   RawClient client(*endpoint);
   client.send(std::vector<std::byte>(Hello::kBytes, std::byte{'G'}));
   EXPECT_TRUE(client.ended());
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_malformed == 1; }));
+  EXPECT_TRUE(
+      eventually([&] { return endpoint->stats().refusedBy(RefusalCause::kMalformed) == 1; }));
 }
 
 TEST_P(Admission, HalfAHelloEndsWhenTheDeadlineDoes) {
@@ -137,7 +139,7 @@ TEST_P(Admission, HalfAHelloEndsWhenTheDeadlineDoes) {
   RawClient client(*endpoint);
   client.send(std::vector<std::byte>(Hello::kBytes - 1, std::byte{'W'}));
   EXPECT_TRUE(client.ended());
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_timeout == 1; }));
+  EXPECT_TRUE(eventually([&] { return endpoint->stats().refusedBy(RefusalCause::kTimeout) == 1; }));
 }
 
 TEST_P(Admission, DescriptorsOfAStrangerAreNotKept) {
@@ -164,7 +166,7 @@ TEST_P(Admission, AnotherUserIsTurnedAwayFromTheUnixSocket) {
     EXPECT_EQ(client.refusal, RefusalCode::kNone);  // it is not told a word
   });
   if (!asked) GTEST_SKIP() << "becoming another user needs root";
-  EXPECT_EQ(endpoint->stats().refused_user, GetParam() == Via::kUnix ? 1U : 0U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kUser), GetParam() == Via::kUnix ? 1U : 0U);
   // This user's own come in.
   RawClient client(*endpoint);
   Identity again = peer();
@@ -180,7 +182,7 @@ TEST_P(Admission, AnotherUserComesInWhereTheOptionAllowsIt) {
     EXPECT_TRUE(client.join(peer(), 0, "worker0"));
   });
   if (!asked) GTEST_SKIP() << "becoming another user needs root";
-  EXPECT_EQ(endpoint->stats().refused_user, 0U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kUser), 0U);
 }
 
 TEST_P(Admission, AClaimOfATerabyteClosesTheLinkAndTakesNoMemory) {

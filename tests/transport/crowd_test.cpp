@@ -69,8 +69,8 @@ INSTANTIATE_TEST_SUITE_P(Transports, Crowd, ::testing::Values(Via::kUnix, Via::k
 TEST_P(Crowd, TheOldestStrangerMakesRoomForWhoComes) {
   come(65);
   EXPECT_TRUE(strangers.front()->ended());
-  EXPECT_GE(endpoint->stats().refused_overload, 1U);
-  EXPECT_EQ(endpoint->stats().refused_timeout, 0U);
+  EXPECT_GE(endpoint->stats().refusedBy(RefusalCause::kOverload), 1U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kTimeout), 0U);
   // The newest is there, and so comes in.
   EXPECT_TRUE(joins(*strangers.back(), 1));
   come(100);
@@ -97,7 +97,7 @@ TEST_P(Crowd, WhatComesAtOnceIsReadBeforeAnyoneHasToGo) {
   go_on.set_value();
   for (const auto& client : strangers)
     EXPECT_TRUE(isAnswered(*client));
-  EXPECT_EQ(endpoint->stats().refused_overload, 0U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kOverload), 0U);
 }
 
 TEST_P(Crowd, FourOfARankMayOweTheirProof) {
@@ -114,7 +114,7 @@ TEST_P(Crowd, FourOfARankMayOweTheirProof) {
   come(100);
   RawClient last(*endpoint);
   EXPECT_TRUE(joins(last, 3));
-  EXPECT_EQ(endpoint->stats().refused_overload, 1U + 100U + 1U - 16U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kOverload), 1U + 100U + 1U - 16U);
 }
 
 TEST_P(Crowd, OneKindOfSocketLeavesRoomOnTheOther) {
@@ -151,14 +151,14 @@ TEST_P(Crowd, WhoeverSaysItHasAPeersRankDoesNotPushThePeerOut) {
   RawClient peer(*endpoint, "127.0.0.1");
   EXPECT_TRUE(joinsAmong(peer, 1, "127.0.4.", 100));
   // They push each other out.
-  EXPECT_GE(endpoint->stats().refused_overload, 100U - 64U);
+  EXPECT_GE(endpoint->stats().refusedBy(RefusalCause::kOverload), 100U - 64U);
 }
 
 TEST_P(Crowd, NorOneThatIsNotKnownYetFromAnotherAddress) {
   if (GetParam() == Via::kUnix) GTEST_SKIP() << "on a Unix socket all come from one user";
   RawClient peer(*endpoint, "127.0.0.1");
   EXPECT_TRUE(joinsAmong(peer, 1, "127.0.4.", 1));
-  EXPECT_EQ(endpoint->stats().refused_overload, 100U - 4U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kOverload), 100U - 4U);
 }
 
 }  // namespace

@@ -264,7 +264,7 @@ TEST(Dialling, AWrongKeyIsExplainedToTheDialler) {
   EXPECT_EQ(first.losses()[0].reason.code(), ErrorCode::kAuthFailed);
   EXPECT_NE(first.losses()[0].reason.text().find("keys differ"), std::string::npos)
       << first.losses()[0].reason.text();
-  EXPECT_TRUE(eventually([&] { return b->stats().refused_key == 1; }));
+  EXPECT_TRUE(eventually([&] { return b->stats().refusedBy(RefusalCause::kKey) == 1; }));
   EXPECT_TRUE(second.losses().empty());
 }
 

@@ -352,7 +352,9 @@ TEST_P(Reconnect, StrangersDoNotKeepABrokenConnectionFromBeingMadeAgain) {
   crowd.join();
   between.expectNobodyLost();
   EXPECT_GE(statsOf(*between.a).reconnects, kCuts - 1);
-  EXPECT_GT(between.a->stats().refused_overload + between.b->stats().refused_overload, kStrangers);
+  EXPECT_GT(between.a->stats().refusedBy(RefusalCause::kOverload) +
+                between.b->stats().refusedBy(RefusalCause::kOverload),
+            kStrangers);
 }
 
 // Blocks that were placed for a Unix socket go with their bytes when only TCP is left.

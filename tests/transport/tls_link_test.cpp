@@ -112,10 +112,12 @@ TEST(TlsLink, LargeMessagesAreEncryptedOnBothConnections) {
 TEST(TlsLink, WhatOneRequiresAndTheOtherHasOffMakesNoConnection) {
   Dialled dialler(with(0, Encryption::kOn), with(1, Encryption::kOff));
   EXPECT_SAYS(dialler.refusal(), "WEFT_ENCRYPTION");
-  EXPECT_TRUE(eventually([&] { return dialler.b->stats().refused_encryption == 1; }));
+  EXPECT_TRUE(
+      eventually([&] { return dialler.b->stats().refusedBy(RefusalCause::kEncryption) == 1; }));
   Dialled acceptor(with(0, Encryption::kOff), with(1, Encryption::kOn));
   EXPECT_SAYS(acceptor.refusal(), "WEFT_ENCRYPTION");
-  EXPECT_TRUE(eventually([&] { return acceptor.b->stats().refused_encryption == 1; }));
+  EXPECT_TRUE(
+      eventually([&] { return acceptor.b->stats().refusedBy(RefusalCause::kEncryption) == 1; }));
 }
 
 TEST(TlsLink, BetweenHostsMeansNotWithinOne) {
@@ -152,7 +154,7 @@ TEST(TlsLink, WhoeverTakesTheWishOutOfAHelloGetsNoConnection) {
   secret.proxy->change(kEncryptionAt, std::byte{1});  // "possible": the acceptor would go without
   const std::string why = secret.refusal();
   EXPECT_SAYS(why, "keys differ");
-  EXPECT_TRUE(eventually([&] { return secret.b->stats().refused_key >= 1; }));
+  EXPECT_TRUE(eventually([&] { return secret.b->stats().refusedBy(RefusalCause::kKey) >= 1; }));
 }
 
 TEST(TlsLink, AWrongKeyIsToldAsEver) {
@@ -160,7 +162,7 @@ TEST(TlsLink, AWrongKeyIsToldAsEver) {
   other.key = AuthKey::fromHex(std::string(64, 'c')).value();
   Dialled secret(other, with(1, Encryption::kOn));
   EXPECT_SAYS(secret.refusal(), "keys differ");
-  EXPECT_TRUE(eventually([&] { return secret.b->stats().refused_key == 1; }));
+  EXPECT_TRUE(eventually([&] { return secret.b->stats().refusedBy(RefusalCause::kKey) == 1; }));
 }
 
 TEST(TlsLink, WhoStallsInTheHandshakeIsCutOff) {
@@ -180,9 +182,9 @@ TEST(TlsLink, WhoStallsInTheHandshakeIsCutOff) {
     client.send(handshake.output());
   }
   ASSERT_TRUE(handshake.wantsTls());
-  EXPECT_EQ(endpoint->stats().refused_timeout, 0U);
+  EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kTimeout), 0U);
   EXPECT_TRUE(client.ended());
-  EXPECT_TRUE(eventually([&] { return endpoint->stats().refused_timeout == 1; }));
+  EXPECT_TRUE(eventually([&] { return endpoint->stats().refusedBy(RefusalCause::kTimeout) == 1; }));
 }
 
 // --- certificates ---
@@ -217,7 +219,8 @@ TEST_F(TlsCertificates, AnAuthorityThatIsNotOursIsRefusedByEither) {
   theirs.authorities = certificates.worker(ours, "x").authorities;  // it would trust us
   Dialled dialler(worker(0, theirs), worker(1, certificates.worker(ours, "worker1")));
   EXPECT_SAYS(dialler.refusal(), "certificate");
-  EXPECT_TRUE(eventually([&] { return dialler.b->stats().refused_certificate >= 1; }));
+  EXPECT_TRUE(
+      eventually([&] { return dialler.b->stats().refusedBy(RefusalCause::kCertificate) >= 1; }));
 
   theirs = certificates.worker(others, "worker1");
   theirs.authorities = certificates.worker(ours, "x").authorities;
@@ -482,7 +485,8 @@ TEST_F(TlsCertificates, AFifoIsRefusedAndNotWaitedFor) {
 TEST_F(TlsCertificates, OneWithoutAnyIsTold) {
   Dialled secret(with(0, Encryption::kOn), worker(1, certificates.worker(ours, "worker1")));
   EXPECT_SAYS(secret.refusal(), "WEFT_TLS_CERT");
-  EXPECT_TRUE(eventually([&] { return secret.b->stats().refused_encryption == 1; }));
+  EXPECT_TRUE(
+      eventually([&] { return secret.b->stats().refusedBy(RefusalCause::kEncryption) == 1; }));
 }
 
 }  // namespace

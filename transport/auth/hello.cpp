@@ -148,8 +148,7 @@ Refusal decodeRefusal(std::span<const std::byte, Refusal::kBytes> bytes) noexcep
   Refusal refusal;
   refusal.version = loadLittle<std::uint16_t>(bytes.data() + 8);
   const auto code = loadLittle<std::uint16_t>(bytes.data() + 10);
-  const bool known = code >= static_cast<std::uint16_t>(RefusalCode::kVersion) &&
-                     code <= static_cast<std::uint16_t>(RefusalCode::kCertificateName);
+  const bool known = code != 0 && code < kRefusalCodes;
   refusal.code = known ? static_cast<RefusalCode>(code) : RefusalCode::kMalformed;
   return refusal;
 }

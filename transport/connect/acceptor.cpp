@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -44,6 +45,15 @@ std::uint64_t networkOf(const std::string& host) {
   }
   return networkOf(place);
 }
+
+// Others are told to members for what they want, or TLS tells them (kCertificate).
+constexpr std::array kCauses{std::pair{RefusalCode::kKey, RefusalCause::kKey},
+                             std::pair{RefusalCode::kGroup, RefusalCause::kGroup},
+                             std::pair{RefusalCode::kIdentity, RefusalCause::kIdentity},
+                             std::pair{RefusalCode::kVersion, RefusalCause::kVersion},
+                             std::pair{RefusalCode::kEncryption, RefusalCause::kEncryption},
+                             std::pair{RefusalCode::kCredentials, RefusalCause::kEncryption},
+                             std::pair{RefusalCode::kMalformed, RefusalCause::kMalformed}};
 
 }  // namespace
 
@@ -92,7 +102,7 @@ void Acceptor::onAccepted(UniqueFd fd, bool is_unix, const sockaddr_storage& fro
     const Result<uid_t> user = peerUser(fd.get());
     if (!user.ok()) return;
     if (user.value() != ::geteuid() && !context_.options.accept_other_users) {
-      ++other_users_;
+      count(RefusalCause::kUser);
       return;
     }
     source.number = user.value();
@@ -140,7 +150,7 @@ void Acceptor::enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source) 
     if (const auto runner = running_.find(*other); runner != running_.end())
       runner->second->readNow();
     if (!room.has(*other)) continue;
-    ++overloads_;  // before it can see that it was cut off
+    count(RefusalCause::kOverload);  // before it can see that it was cut off
     leave(*other);
   }
   room.enter(id, source);
@@ -156,15 +166,15 @@ void Acceptor::onHandshake(std::uint64_t id, HandshakeOutcome outcome) {
   leave(id);
   const Handshake& handshake = outcome.handshake;
   using Status = Handshake::Status;
-  if (outcome.kind == HandshakeOutcome::Kind::kTimeout) ++timeouts_;
+  if (outcome.kind == HandshakeOutcome::Kind::kTimeout) count(RefusalCause::kTimeout);
   if (outcome.tls_problem.code() == ErrorCode::kAuthFailed) {
-    ++certificates_;
+    count(RefusalCause::kCertificate);
     warnOnce(handshake.peer(), outcome.tls_problem.text());
   }
   if (outcome.kind != HandshakeOutcome::Kind::kEnded) return;  // a dialler may change its mind
-  if (handshake.status() == Status::kRefused)
-    ++refused_[static_cast<std::size_t>(handshake.refusal())];
   const RefusalCode refusal = handshake.refusal();
+  for (const auto& [code, cause] : kCauses)
+    if (code == refusal) count(cause);
   if (refusal == RefusalCode::kEncryption || refusal == RefusalCode::kCredentials)
     warnOnce(handshake.peer(), explain(refusal));
   if (handshake.status() == Status::kDone)
@@ -180,19 +190,7 @@ void Acceptor::warnOnce(const Hello& hello, const std::string& why) {
 }
 
 void Acceptor::counts(EndpointStats& stats) const {
-  const auto of = [this](RefusalCode code) {
-    return refused_[static_cast<std::size_t>(code)].load(std::memory_order_relaxed);
-  };
-  stats.refused_key = of(RefusalCode::kKey);
-  stats.refused_group = of(RefusalCode::kGroup);
-  stats.refused_identity = of(RefusalCode::kIdentity);
-  stats.refused_version = of(RefusalCode::kVersion);
-  stats.refused_malformed = of(RefusalCode::kMalformed);
-  stats.refused_encryption = of(RefusalCode::kEncryption) + of(RefusalCode::kCredentials);
-  stats.refused_certificate = certificates_.load(std::memory_order_relaxed);
-  stats.refused_timeout = timeouts_.load(std::memory_order_relaxed);
-  stats.refused_overload = overloads_.load(std::memory_order_relaxed);
-  stats.refused_user = other_users_.load(std::memory_order_relaxed);
+  std::copy(refused_.begin(), refused_.end(), stats.refused.begin());
 }
 
 }  // namespace weft::transport

@@ -54,7 +54,7 @@ class Acceptor {
   // Stops listening and drops handshakes under way.
   void stop();
 
-  // Any thread: fills in the refused_* of `stats`.
+  // Any thread: fills in `stats.refused`.
   void counts(EndpointStats& stats) const;
 
  private:
@@ -79,6 +79,7 @@ class Acceptor {
   void onHandshake(std::uint64_t id, HandshakeOutcome outcome);
   void enter(WaitingRoom& room, std::uint64_t id, std::uint64_t source);
   void leave(std::uint64_t id);
+  void count(RefusalCause cause) { ++refused_[static_cast<std::size_t>(cause)]; }
   void warnOnce(const Hello& hello, const std::string& why);
 
   const EndpointContext& context_;
@@ -90,12 +91,7 @@ class Acceptor {
   Rooms unix_rooms_;
   Rooms tcp_rooms_;
   std::uint64_t next_id_ = 0;
-  using Count = std::atomic<std::uint64_t>;
-  std::array<Count, kRefusalCodes> refused_{};  // by RefusalCode
-  Count timeouts_{0};
-  Count overloads_{0};
-  Count other_users_{0};
-  Count certificates_{0};
+  std::array<std::atomic<std::uint64_t>, kRefusalCauses.size()> refused_{};  // by RefusalCause
   bool warned_ = false;
 };
 
