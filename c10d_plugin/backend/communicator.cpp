@@ -16,10 +16,10 @@
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 #include "c10d_plugin/p2p/point_to_point.h"
 #include "c10d_plugin/store/epoch.h"
-#include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
 #include "transport/base/log.h"
 #include "transport/base/thrown.h"
+#include "transport/environment_options.h"
 #include "transport/io/interface.h"
 #include "transport/tls/tls_context.h"
 
@@ -54,8 +54,6 @@ std::string titleOf(const DelegateSpec& group) {
   return text + " (" + collectives::ranksAsText(ranks) + " of the default process group)";
 }
 
-bool switchedOff(const char* variable) { return environment::value(variable) == "0"; }
-
 Result<std::unique_ptr<collectives::EndpointMailbox>> openMailbox(const DelegateSpec& group,
                                                                   const std::string& interface,
                                                                   collectives::KeyValue& store,
@@ -70,19 +68,12 @@ Result<std::unique_ptr<collectives::EndpointMailbox>> openMailbox(const Delegate
   options.rank = group.rank;
   options.size = group.size;
   options.listen_address = listen.value().address;
-  options.unix_socket = !switchedOff(environment::kUnixSocket);
-  options.accept_other_users = environment::value(environment::kOtherUsers) == "1";
-  options.arena.enabled = !switchedOff(environment::kSharedMemory);
-  options.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
   if (const std::string file = environment::value(environment::kAuthKeyFile); !file.empty()) {
     auto key = transport::AuthKey::fromFile(file);
     if (!key.ok()) return key.error();
     options.key = key.value();
   }
-  auto encryption = transport::encryptionFromEnvironment(options.key.valid());
-  if (!encryption.ok()) return encryption.error();
-  options.encryption = encryption.value().encryption;
-  options.certificates = encryption.value().certificates;
+  if (Error error = transport::applyEnvironment(options, options.key.valid())) return error;
   if (options.certificates.any()) {
     // A rank has no name of its own.
     auto name = transport::certificateName(options.certificates.certificate);

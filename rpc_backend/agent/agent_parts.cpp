@@ -6,8 +6,8 @@
 
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/torch_private/torch_ids.h"
-#include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
+#include "transport/environment_options.h"
 #include "transport/io/interface.h"
 
 namespace weft::rpc {
@@ -19,8 +19,6 @@ transport::EndpointOptions endpointOptions(const AgentContext& context) {
   transport::EndpointOptions out;
   out.name = context.name;
   out.rank = context.rank;
-  out.unix_socket = environment::value(environment::kUnixSocket) != "0";
-  out.accept_other_users = environment::value(environment::kOtherUsers) == "1";
   out.accept_successors = true;
   out.reunite = true;
   out.heartbeat_interval = fromSeconds(options.heartbeat_interval);
@@ -29,8 +27,6 @@ transport::EndpointOptions endpointOptions(const AgentContext& context) {
   out.limits.max_message_bytes = options.max_message_bytes;
   out.limits.skip_too_large = true;
   out.limits.max_buffers = kMaxTensors + 2;  // a payload, the tensors and the byte behind them
-  out.arena.enabled = environment::value(environment::kSharedMemory) != "0";
-  out.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
   return out;
 }
 
@@ -97,10 +93,8 @@ void AgentParts::open(const GroupSecret& secret) {
   auto wire = endpointOptions(context);
   wire.group_id = secret.group_id;
   wire.key = secret.key;
-  auto encryption = transport::encryptionFromEnvironment(secret.auth == "file");
-  TORCH_CHECK_VALUE(encryption.ok(), context.me(), ": ", encryption.error().text());
-  wire.encryption = encryption.value().encryption;
-  wire.certificates = std::move(encryption.value().certificates);
+  const transport::Error wrong = transport::applyEnvironment(wire, secret.auth == "file");
+  TORCH_CHECK_VALUE(!wrong, context.me(), ": ", wrong.text());
   wire.listen_address = listen.value().address;
   wire.accept_unknown_peers = !group.isStatic();
   wire.receive_pool = receive_pool;

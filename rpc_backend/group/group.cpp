@@ -8,9 +8,9 @@
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/group/device_map_rules.h"
 #include "rpc_backend/group/shutdown_barrier.h"
-#include "transport/auth/encryption_settings.h"
 #include "transport/base/environment.h"
 #include "transport/base/peer_name.h"
+#include "transport/environment_options.h"
 #include "transport/io/address.h"
 
 namespace weft::rpc {

@@ -12,7 +12,7 @@
 #include "c10d_plugin/store/record.h"
 #include "c10d_plugin/store/secret.h"
 #include "transport/auth/auth_key.h"
-#include "transport/auth/encryption_settings.h"
+#include "transport/environment_options.h"
 #include "transport/io/address.h"
 
 namespace weft::collectives {

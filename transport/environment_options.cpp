@@ -1,4 +1,4 @@
-#include "transport/auth/encryption_settings.h"
+#include "transport/environment_options.h"
 
 #include <atomic>
 #include <string>
@@ -16,14 +16,19 @@ TlsFiles filesFromEnvironment() {
 
 }  // namespace
 
-Result<EncryptionSettings> encryptionFromEnvironment(bool secret_key) {
+Error applyEnvironment(EndpointOptions& options, bool secret_key) {
+  options.unix_socket = environment::value(environment::kUnixSocket) != "0";
+  options.accept_other_users = environment::value(environment::kOtherUsers) == "1";
+  options.arena.enabled = environment::value(environment::kSharedMemory) != "0";
+  options.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
   const TlsFiles files = filesFromEnvironment();
   if (files.any() && !files.all()) return certificateFilesMissing();
   const std::string choice = environment::value(environment::kEncryption);
-  if (choice == "off") return EncryptionSettings{};
-  if (choice == "on") return EncryptionSettings{Encryption::kOn, files};
-  if (!secret_key && !files.any()) return EncryptionSettings{};
-  return EncryptionSettings{Encryption::kBetweenHosts, files};
+  const bool wanted = choice == "on" || secret_key || files.any();
+  if (choice == "off" || !wanted) return Error::ok();
+  options.encryption = choice == "on" ? Encryption::kOn : Encryption::kBetweenHosts;
+  options.certificates = files;
+  return Error::ok();
 }
 
 void warnOfKeyInStore() {
