@@ -1,20 +1,13 @@
-// The group's id and key, which rank 0 makes and shares through the Store. It protects the group
-// from strangers as well as the Store protects its contents.
+// How the ranks of a group come by its id and key: rank 0 makes them, and shares them through the
+// Store.
 #pragma once
 
-#include <string>
-
 #include "c10d_plugin/store/key_value.h"
-#include "transport/auth/auth_key.h"
+#include "transport/auth/group_secret.h"
 
 namespace weft::collectives {
 
-struct GroupSecret {
-  std::string group_id;
-  transport::AuthKey key;
-};
-
 // Called by all ranks. The Store's error when rank 0 does not share it by the deadline.
-transport::Result<GroupSecret> shareSecret(KeyValue& store, int rank, Deadline deadline);
+transport::Result<transport::GroupSecret> shareSecret(KeyValue& store, int rank, Deadline deadline);
 
 }  // namespace weft::collectives

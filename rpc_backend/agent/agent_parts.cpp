@@ -64,7 +64,7 @@ AgentParts::AgentParts(AgentConfig& config, std::unique_ptr<RequestCallback> cal
 
 void AgentParts::join() {
   context.prepareThreads();
-  const GroupSecret secret = group.secret();
+  const transport::GroupSecret secret = group.secret();
   open(secret);
   group.join(secret);
   if (group.hasReturned()) {
@@ -76,7 +76,7 @@ void AgentParts::join() {
   group.announce();
 }
 
-void AgentParts::open(const GroupSecret& secret) {
+void AgentParts::open(const transport::GroupSecret& secret) {
   const WeftRpcBackendOptions& options = context.options;
   const auto listen = transport::chooseListenAddress(
       options.master_host, options.interface.empty()
@@ -93,7 +93,7 @@ void AgentParts::open(const GroupSecret& secret) {
   auto wire = endpointOptions(context);
   wire.group_id = secret.group_id;
   wire.key = secret.key;
-  const transport::Error wrong = transport::applyEnvironment(wire, secret.auth == "file");
+  const transport::Error wrong = transport::applyEnvironment(wire, secret.from_file);
   TORCH_CHECK_VALUE(!wrong, context.me(), ": ", wrong.text());
   wire.listen_address = listen.value().address;
   wire.accept_unknown_peers = !group.isStatic();

@@ -41,7 +41,7 @@ struct AgentParts {
   MessageRouter router;
 
  private:
-  void open(const GroupSecret& secret);
+  void open(const transport::GroupSecret& secret);
 };
 
 }  // namespace weft::rpc

@@ -47,18 +47,16 @@ Group::Group(AgentContext& context, MessageSender& sender, ControlCall call,
       membership_(std::move(store), context.name, context.rank, world_size.value_or(0)),
       members_(context.name) {}
 
-GroupSecret Group::secret() {
+transport::GroupSecret Group::secret() {
   const std::string& file = context_.options.auth_key_file;
   return membership_.secret(file.empty() ? environment::value(environment::kAuthKeyFile) : file);
 }
 
-MemberRecord Group::ownRecord(const GroupSecret& secret) const {
+MemberRecord Group::ownRecord() const {
   MemberRecord record;
   record.rank = context_.rank;
   record.world = world_size_.value_or(0);
   record.name = context_.name;
-  record.auth = secret.auth;
-  record.key_check = secret.key_check;
   record.policy = toString(context_.options.request_policy);
   record.address = sender_.endpoint()->address();
   record.device_count = device_count_;
@@ -67,13 +65,15 @@ MemberRecord Group::ownRecord(const GroupSecret& secret) const {
   return record;
 }
 
-void Group::join(const GroupSecret& secret) {
-  const MemberRecord self = ownRecord(secret);
+void Group::join(const transport::GroupSecret& secret) {
+  MemberRecord self = ownRecord();
+  self.auth = secret.from_file ? "file" : "store";
+  if (secret.from_file) self.key_check = transport::keyCheck(secret.key, secret.group_id);
   directory_.add(context_.name, context_.rank);
   std::vector<MemberRecord> all = isStatic() ? membership_.meet(self) : membership_.join(self);
   for (const MemberRecord& member : all)
     admit(member);
-  if (secret.auth == "store" && spansHosts(all, self)) transport::warnOfKeyInStore();
+  if (!secret.from_file && spansHosts(all, self)) transport::warnOfKeyInStore();
   all.push_back(self);
   // Every worker finds the same fault first.
   std::sort(all.begin(), all.end(),
@@ -107,7 +107,7 @@ void Group::dismiss(worker_id_t member) {
 
 void Group::announce() {
   if (isStatic() && !hasReturned()) return;
-  const std::string text = ownRecord({}).toText();
+  const std::string text = ownRecord().toText();
   std::vector<std::pair<MemberRecord, FuturePtr>> acks;
   for (const MemberRecord& member : members_.all()) {
     const auto id = static_cast<worker_id_t>(member.rank);

@@ -36,8 +36,8 @@ class Group {
 
   // Call these two once, in this order: secret() gets the key, join() (with an open endpoint) meets
   // the others. A static group waits for all its workers, a dynamic one takes those that are there.
-  GroupSecret secret();
-  void join(const GroupSecret& secret);
+  transport::GroupSecret secret();
+  void join(const transport::GroupSecret& secret);
   // Announces this worker to the others if they cannot know of it yet: in a dynamic group, and
   // after a restart.
   void announce();
@@ -86,7 +86,7 @@ class Group {
   void updateList(worker_id_t peer);
 
  private:
-  MemberRecord ownRecord(const GroupSecret& secret) const;
+  MemberRecord ownRecord() const;
   void admit(const MemberRecord& member);
   void dismiss(worker_id_t member);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "rpc_backend/join/static_meeting.h"
+#include "rpc_backend/join/store_access.h"
 #include "transport/base/peer_name.h"
 
 namespace weft::rpc {
@@ -44,8 +45,23 @@ void Membership::agreeOnKind() {
               kind, "; give world_size on all workers or on none.");
 }
 
-GroupSecret Membership::secret(const std::string& key_file) {
-  return agreeOnSecret(*store_, key_file, timeout_, me());
+transport::GroupSecret Membership::secret(const std::string& key_file) {
+  const auto offer = transport::newSecretText();
+  TORCH_CHECK(offer.ok(), me(), ": the system gives no random numbers: ", offer.error().text());
+  // The first worker decides, whichever rank it has; compareSet makes that atomic.
+  store_->compareSet("secret", std::string(), offer.value());
+  TORCH_CHECK(waitForKeys(*store_, {"secret"}, timeout_), me(),
+              ": the Store holds no group secret after ", timeout_.count(),
+              " ms; look at the process that serves the Store (usually rank 0)");
+  const auto stored = transport::parseSecret(store_->get_to_str("secret"));
+  TORCH_CHECK(stored.ok(), me(), ": ", stored.error().text());
+  transport::GroupSecret secret = stored.value();
+  if (key_file.empty()) return secret;
+  const auto key = transport::AuthKey::fromFile(key_file);
+  TORCH_CHECK(key.ok(), me(), ": ", key.error().text());
+  secret.key = key.value();
+  secret.from_file = true;
+  return secret;
 }
 
 std::int64_t Membership::claimRank() { return store_->add("claim/" + std::to_string(rank_), 1); }

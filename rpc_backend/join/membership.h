@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/join/group_secret.h"
 #include "rpc_backend/join/member_record.h"
+#include "transport/auth/group_secret.h"
 
 namespace weft::rpc {
 
@@ -29,8 +29,9 @@ class Membership {
   // `world` 0: a dynamic group, which workers join and leave.
   Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank, int world);
 
-  // The key file when one is named, else the key in the Store. Throws c10::Error.
-  GroupSecret secret(const std::string& key_file);
+  // All workers get the same from the Store, whoever of them comes first. The key is that of
+  // `key_file` when one is named.
+  transport::GroupSecret secret(const std::string& key_file);
 
   // Static groups: posts `self` and waits for all. Each compares itself with rank 0, which checks
   // all. What does not fit (duplicate names, versions, world_size) throws on every worker. A group

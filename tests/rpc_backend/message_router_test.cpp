@@ -135,12 +135,11 @@ TEST(MessageRouter, AMemberThatDiedBeforeItCouldBeToldIsNone) {
     return failed;
   };
   Group group(world.context, world.sender, unreachable, world.store, std::nullopt, 0);
-  const GroupSecret secret = group.secret();
+  const transport::GroupSecret secret = group.secret();
   MemberRecord record;
   record.rank = 1;
   record.name = "worker1";
-  record.auth = secret.auth;
-  record.key_check = secret.key_check;
+  record.auth = "store";
   record.policy = "registered";
   record.address = world.peer->address();
   Membership(world.store, "worker1", 1, 0).join(record);

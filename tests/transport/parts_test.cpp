@@ -5,6 +5,7 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/auth/auth_key.h"
+#include "transport/auth/group_secret.h"
 #include "transport/base/log.h"
 #include "transport/io/address.h"
 #include "transport/io/interface.h"
@@ -73,6 +74,18 @@ TEST(KeyCheck, TellsWhetherKeysAreTheSameInOneGroupOnly) {
   EXPECT_EQ(keyCheck(key, "group").size(), 64U);
   EXPECT_NE(keyCheck(key, "group"), keyCheck(other, "group"));
   EXPECT_NE(keyCheck(key, "group"), keyCheck(key, "another group"));
+}
+
+TEST(GroupSecret, IsReadWholeOrNotAtAll) {
+  const std::string text = newSecretText().value();
+  const GroupSecret secret = parseSecret(text).value();
+  EXPECT_EQ(secret.group_id + secret.key.toHex(), text);
+  EXPECT_FALSE(secret.from_file);
+  EXPECT_NE(newSecretText().value(), text);
+  for (std::size_t length = 0; length < text.size(); ++length)
+    EXPECT_EQ(parseSecret(text.substr(0, length)).error().code(), ErrorCode::kProtocol) << length;
+  EXPECT_FALSE(parseSecret(text + "0").ok());
+  EXPECT_FALSE(parseSecret(text.substr(0, 127) + "g").ok());
 }
 
 TEST(AuthKey, ComesFromAFileOrNotAtAll) {

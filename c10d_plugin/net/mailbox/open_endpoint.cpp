@@ -30,7 +30,7 @@ std::string defaultName() {
 }
 
 transport::EndpointOptions endpointOptions(const transport::EndpointOptions& given,
-                                           const GroupSecret& secret) {
+                                           const transport::GroupSecret& secret) {
   transport::EndpointOptions endpoint = given;
   endpoint.group_id = secret.group_id;
   if (endpoint.name.empty()) endpoint.name = defaultName();
@@ -68,7 +68,7 @@ Result<MailboxAddress> parseRecord(const std::string& text, int other, int rank,
 
 Result<OpenedEndpoint> openEndpoint(const MailboxOptions& options, KeyValue& store,
                                     Deadline deadline, transport::EndpointHandler& handler) {
-  const Result<GroupSecret> secret = shareSecret(store, options.rank, deadline);
+  const Result<transport::GroupSecret> secret = shareSecret(store, options.rank, deadline);
   if (!secret.ok()) return secret.error();
   const transport::EndpointOptions of_endpoint = endpointOptions(options, secret.value());
   auto endpoint = transport::Endpoint::create(of_endpoint, handler);
