@@ -56,25 +56,31 @@ TEST(BlockAllocator, RandomTakingAndGivingNeverOverlapsAndLosesNothing) {
           ASSERT_TRUE(taken.emplace(*offset, size).second) << "seed " << seed;
         }
       }
-      // Free and taken ranges tile the whole, and no two free ones touch.
+      // Free and taken ranges tile the whole.
       std::map<std::uint64_t, std::uint64_t> all;
       for (const auto& [offset, size] : taken)
         all[offset] = rounded(size);
       std::uint64_t free_bytes = 0;
-      std::uint64_t last_free_end = ~std::uint64_t{0};
-      for (const auto& [offset, size] : allocator.freeRanges()) {
-        ASSERT_TRUE(all.emplace(offset, size).second) << "seed " << seed;
-        ASSERT_NE(offset, last_free_end) << "seed " << seed;
-        last_free_end = offset + size;
-        free_bytes += size;
-      }
-      ASSERT_EQ(free_bytes, allocator.freeBytes());
+      allocator.visitFreeChunks(BlockAllocator::kUnit, [&](std::uint64_t unit) {
+        free_bytes += BlockAllocator::kUnit;
+        return all.emplace(unit * BlockAllocator::kUnit, BlockAllocator::kUnit).second;
+      });
+      ASSERT_EQ(free_bytes, allocator.freeBytes()) << "seed " << seed;
       std::uint64_t at = 0;
+      std::uint64_t gap = 0;
+      std::uint64_t largest = 0;
       for (const auto& [offset, size] : all) {
         ASSERT_EQ(offset, at) << "seed " << seed << " step " << step;
         at = offset + size;
+        gap = taken.contains(offset) ? 0 : gap + size;
+        largest = std::max(largest, gap);
       }
       ASSERT_EQ(at, units * BlockAllocator::kUnit);
+      // Free neighbours are one range.
+      if (largest == 0) continue;
+      const auto whole = allocator.take(largest);
+      ASSERT_TRUE(whole) << "seed " << seed << " step " << step;
+      allocator.give(*whole, largest);
     }
   }
 }

@@ -232,7 +232,6 @@ TEST(Frame, TheHalfThatComesOverTheBulkConnectionMayComeBeforeOrAfterTheOther) {
           expectOk(feed(reader, std::span(bytes).subspan(200, first - 200), piece));
           if (!early) {
             ASSERT_TRUE(reader.waiting());
-            EXPECT_TRUE(reader.insideFrame());
             expectOk(reader.resume());
             ASSERT_TRUE(reader.waiting());
             sink.fill(half);
@@ -480,6 +479,7 @@ TEST(Frame, BuffersInTheArenaComeBesideOthers) {
     EXPECT_EQ(frame.size(),
               FrameHead::kBytes + 10 + 2 * count * 8 + count * 16 + count * (100 + count - 1));
     const std::vector<std::byte> bytes = wire(std::move(frame), 1);
+    const std::vector<std::byte> goodbye = wire(OutFrame::control(FrameKind::kGoodbye), 1);
     for (const std::size_t piece : {1U, 7U, 100'000U}) {
       ArenaSink sink;
       FrameReader reader(limits, sink.handlers());
@@ -496,7 +496,8 @@ TEST(Frame, BuffersInTheArenaComeBesideOthers) {
                                 [&](std::byte byte) { return byte == expected; }));
       }
       EXPECT_EQ(sink.asked[count - 1].offset, kArenaDataOffset + 4096 * (2 * count - 1));
-      EXPECT_FALSE(reader.insideFrame());
+      expectOk(feed(reader, goodbye, piece));
+      EXPECT_TRUE(reader.ended()) << "the next frame begins where the message ends";
     }
     Sink without;
     FrameReader reader(limits, without.handlers());
@@ -522,7 +523,8 @@ TEST(Frame, FramesAboutTheArenaHaveTheirPlaceBetweenOthers) {
     EXPECT_EQ(sink.controls,
               (std::vector<FrameKind>{FrameKind::kArenaAccept, FrameKind::kArenaOffer,
                                       FrameKind::kArenaRefuse}));
-    EXPECT_FALSE(reader.insideFrame());
+    expectOk(feed(reader, wire(OutFrame::control(FrameKind::kGoodbye), 0), piece));
+    EXPECT_TRUE(reader.ended());
   }
   EXPECT_EQ(firstError(wire(OutFrame::control(FrameKind::kArenaAccept), 0)).text(),
             "a frame about shared memory, which is not used here");

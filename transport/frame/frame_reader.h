@@ -44,8 +44,6 @@ class FrameReader {
 
   // Whether a goodbye has come; what follows it is ignored.
   bool ended() const noexcept { return state_ == State::kEnded; }
-  // Whether a frame has begun and is not whole, so that the stream's end is a broken connection.
-  bool insideFrame() const noexcept { return state_ != State::kHead || begin_ != end_; }
   // How many bytes of the current message are missing; it cannot be used before they come.
   std::uint64_t bytesToCome() const noexcept { return state_ == State::kBody ? body_.left() : 0; }
 

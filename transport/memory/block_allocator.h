@@ -21,8 +21,6 @@ class BlockAllocator {
   void give(std::uint64_t offset, std::uint64_t size);
 
   std::uint64_t freeBytes() const noexcept { return free_bytes_; }
-  // Offset -> size of each free range; no two touch.
-  const std::map<std::uint64_t, std::uint64_t>& freeRanges() const noexcept { return free_; }
   // Calls `visit` with the number of each piece of `chunk` bytes that is free as a whole, from the
   // end, because what is low is used first; until it returns false.
   template <typename Visit>
@@ -38,7 +36,7 @@ class BlockAllocator {
   }
 
  private:
-  std::map<std::uint64_t, std::uint64_t> free_;
+  std::map<std::uint64_t, std::uint64_t> free_;  // offset -> size; no two touch
   std::uint64_t free_bytes_ = 0;
 };
 

@@ -101,14 +101,9 @@ void WarmPool::tick(std::chrono::steady_clock::time_point now) {
   if (now - idle_since_ >= kIdleAfter) trimLocked(kKeep, kTrimAtOnce);
 }
 
-std::uint64_t WarmPool::trim(std::uint64_t keep, std::uint64_t most) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return trimLocked(keep, most);
-}
-
-std::uint64_t WarmPool::trimLocked(std::uint64_t keep, std::uint64_t most) {
+void WarmPool::trimLocked(std::uint64_t keep, std::uint64_t most) {
   const std::uint64_t before = held_bytes_;
-  if (before <= keep) return 0;
+  if (before <= keep) return;
   allocator_.visitFreeChunks(kChunk, [&](std::uint64_t chunk) {
     if (before - held_bytes_ >= most || held_bytes_ <= keep) return false;
     if (!held_[chunk]) return true;
@@ -118,7 +113,6 @@ std::uint64_t WarmPool::trimLocked(std::uint64_t keep, std::uint64_t most) {
     held_bytes_ -= kChunk;
     return true;
   });
-  return before - held_bytes_;
 }
 
 std::uint64_t WarmPool::heldBytes() const {

@@ -61,9 +61,6 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
 
   // Call it now and then: gives memory back to the system that has not been used for a while.
   void tick(std::chrono::steady_clock::time_point now);
-  // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
-  // `keep` is held. Returns the bytes given back.
-  std::uint64_t trim(std::uint64_t keep, std::uint64_t most);
 
   // Memory that was used and not given back, in whole pieces of 2 MiB.
   std::uint64_t heldBytes() const;
@@ -73,7 +70,9 @@ class WarmPool : public std::enable_shared_from_this<WarmPool> {
 
  private:
   bool obtain(std::uint64_t chunk, std::uint64_t end);
-  std::uint64_t trimLocked(std::uint64_t keep, std::uint64_t most);
+  // Gives the memory of free ranges back to the system, at most `most` bytes of it, while more than
+  // `keep` is held.
+  void trimLocked(std::uint64_t keep, std::uint64_t most);
 
   const Memory memory_;
   const ForkGuard fork_guard_;
