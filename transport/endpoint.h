@@ -99,7 +99,7 @@ class EndpointHandler {
   virtual void onPeerLost(const PeerLoss& loss) = 0;
 
   // A peer was authenticated that addPeer() had not named (accept_unknown_peers), or that is the
-  // next life of a lost one (accept_successors).
+  // next life of a lost one (reunite).
   virtual void onPeerJoined(const PeerInfo& /*peer*/) {}
 
   // A lost peer has connected again in the same life (EndpointOptions::reunite). Both sides have

@@ -75,11 +75,9 @@ struct EndpointOptions {
   // True for groups that processes join while it runs: an authenticated peer
   // that addPeer() has not named yet is accepted under the name it proved.
   bool accept_unknown_peers = false;
-  // True for groups whose members may be started again: an authenticated new life of a peer that is
-  // lost, under the same rank and name, is accepted as onPeerJoined() says.
-  bool accept_successors = false;
-  // True for groups whose members may be stopped or out of reach for long: a peer that is lost is
-  // dialled until the two have met again, with a new session (onPeerReturned).
+  // True for groups whose members may be started again, or be out of reach for long. A peer that is
+  // lost is dialled until the two have met again, with a new session (onPeerReturned). An
+  // authenticated new life of it, under the same rank and name, is accepted (onPeerJoined).
   bool reunite = false;
   std::chrono::milliseconds handshake_timeout{5000};
   std::chrono::milliseconds connect_timeout{10000};  // all attempts of one dial together

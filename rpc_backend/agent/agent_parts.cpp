@@ -19,7 +19,6 @@ transport::EndpointOptions endpointOptions(const AgentContext& context) {
   transport::EndpointOptions out;
   out.name = context.name;
   out.rank = context.rank;
-  out.accept_successors = true;
   out.reunite = true;
   out.heartbeat_interval = fromSeconds(options.heartbeat_interval);
   out.peer_timeout = fromSeconds(options.peer_timeout);

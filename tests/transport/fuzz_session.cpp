@@ -161,7 +161,6 @@ EndpointOptions optionsOf(FuzzInput& input) {
   options.name = "worker1";
   const auto bits = input.number();
   options.accept_unknown_peers = (bits & 1) != 0;
-  options.accept_successors = (bits & 2) != 0;
   options.reunite = (bits & 4) != 0;
   options.arena.enabled = (bits & 8) == 0;
   options.limits.skip_too_large = (bits & 16) != 0;

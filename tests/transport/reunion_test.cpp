@@ -88,10 +88,7 @@ TEST_P(Reunions, TheNewSessionIsMadeAgainWhenItBreaks) {
 
 // The two have lost each other when the successor comes, so this process does not know of it.
 TEST_P(Reunions, AProcessWhoseSuccessorCameStaysOut) {
-  Between between(GetParam(), [](EndpointOptions& options) {
-    quick(options);
-    options.accept_successors = true;
-  });
+  Between between(GetParam(), quick);
   expectOk(between.a->send(1, textMessage("one")));
   ASSERT_TRUE(between.second.waitForMessages(1));
   between.swallowAll(true);
@@ -141,15 +138,9 @@ TEST_P(Reunions, AHandlerThatThrowsAtAReturnKeepsThePeer) {
 // A live worker loses its place while the network is down, and nobody tells it then: it hears so
 // once, loudly, when the network is back. Either of the two may be the lower rank.
 void displace(Via via, std::int32_t rank, bool throws = false) {
-  Between between(
-      via,
-      [](EndpointOptions& options) {
-        quick(options);
-        options.accept_successors = true;
-      },
-      [throws](Between& made) {
-        if (throws) throwAtNews(made);
-      });
+  Between between(via, quick, [throws](Between& made) {
+    if (throws) throwAtNews(made);
+  });
   Recorder& displaced = rank == 0 ? between.first : between.second;
   Recorder& keeper = rank == 0 ? between.second : between.first;
   Endpoint& own = rank == 0 ? *between.a : *between.b;

@@ -50,8 +50,8 @@ void Admission::admitted(AuthenticatedPeer who) {
   }
   if (peer != nullptr && peer->mayAdopt())
     return peer->adopt(std::move(who.stream), who.hello, who.claim);
-  const bool successor = peer != nullptr && peer->over() && peer->name() == who.hello.name &&
-                         (context_.options.accept_successors || peer->mayReturn());
+  const bool successor =
+      context_.options.reunite && peer != nullptr && peer->over() && peer->name() == who.hello.name;
   if (context_.options.accept_unknown_peers || successor) {
     // Posted, so that the handler hears of the loss of a former life first.
     context_.loop.post([this, who = std::move(who)] { join(who, Dialler::kPeer); });
