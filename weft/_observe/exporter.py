@@ -6,15 +6,14 @@ import ipaddress
 import json
 import os
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
 from weft import _C
-from weft._observe.group import GroupAnswers, all_stacks, ask_all
+from weft._observe.group import all_stacks, ask_all
 from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
-from weft._observe.state import State, stacks, state
+from weft._observe.state import stacks, state
 from weft._observe.threads import started
 from weft._torch.request_policy import register_function
 
@@ -81,16 +80,10 @@ def wanted_address() -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _asking(ask: Callable[[], list[State]]) -> Callable[[], str]:
-    """The page with what all workers answer."""
-    answers = GroupAnswers(ask)
-    return lambda: json.dumps(answers.get())
-
-
 _PAGES = {
     "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics_text),
-    "/group": ("application/json", _asking(lambda: ask_all(state))),
-    "/stacks": ("application/json", _asking(all_stacks)),
+    "/group": ("application/json", lambda: json.dumps(ask_all(state))),
+    "/stacks": ("application/json", lambda: json.dumps(all_stacks())),
 }
 
 

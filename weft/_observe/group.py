@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,31 +13,8 @@ from weft._torch import current
 
 _PATIENCE = 1.0  # seconds for a worker to answer
 SILENT = f"does not answer within {_PATIENCE:g} s"
-_KEPT = 1.0  # seconds for which an answer serves others who ask, too
 Answer = TypeVar("Answer")
 _TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
-
-
-class GroupAnswers:
-    """What each worker of the RPC group says to a question, asked over RPC. Any thread.
-
-    Those who ask within a second share one answer, so a page that is asked often asks the workers
-    seldom.
-    """
-
-    def __init__(self, ask_all: Callable[[], list[State]]) -> None:
-        self._ask_all = ask_all
-        self._mutex = threading.Lock()
-        self._answers: list[State] = []
-        self._asked = -_KEPT
-
-    def get(self) -> list[State]:
-        """As asked within the last second."""
-        with self._mutex:
-            if time.monotonic() - self._asked >= _KEPT:
-                self._answers = self._ask_all()
-                self._asked = time.monotonic()
-            return self._answers
 
 
 def stacks() -> dict[str, str]:
