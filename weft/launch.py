@@ -15,17 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 _PATIENCE = 10.0  # seconds for the workers to leave once the program has ended
-
-
-class Worker(NamedTuple):
-    """A running worker, and what tells when it ends."""
-
-    process: subprocess.Popen[bytes]
-    ended: int  # a pidfd
 
 
 class Group:
@@ -40,7 +32,8 @@ class Group:
     def __init__(self, size: int, environment: dict[str, str], restarts: int) -> None:
         self._environment = environment
         self._restarts = restarts
-        self._workers: dict[int, Worker] = {}
+        # With their ranks, by the pidfds that tell when they end.
+        self._workers: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         for rank in range(1, size + 1):
             self._start(rank)
 
@@ -50,32 +43,25 @@ class Group:
             env={**self._environment, "RANK": str(rank)},
             start_new_session=True,  # Ctrl-C is for the program, which ends the workers
         )
-        self._workers[rank] = Worker(process, os.pidfd_open(process.pid))
+        self._workers[os.pidfd_open(process.pid)] = rank, process
 
     def watch(self, program: subprocess.Popen[bytes]) -> None:
         """Until the program has ended: starts workers again."""
         ending = os.pidfd_open(program.pid)
-        try:
-            while True:
-                ready = self._wait([ending, *(one.ended for one in self._workers.values())], None)
-                if ending in ready:
-                    return
-                for rank in [rank for rank, one in self._workers.items() if one.ended in ready]:
-                    self._lost(rank)
-        finally:
-            os.close(ending)
+        while ending not in (ended := _ended([ending, *self._workers])):
+            for worker in ended:
+                self._lost(worker)
+        os.close(ending)
 
     def end(self, patience: float = _PATIENCE) -> None:
         """Waits until the workers have left, and kills those that do not."""
         while self._workers:
-            ready = self._wait([one.ended for one in self._workers.values()], patience)
-            for rank, one in list(self._workers.items()):
-                if one.ended in ready or not ready:
-                    one.process.kill()
-                    self._forget(rank)
+            for worker in _ended(self._workers, patience) or list(self._workers):
+                self._workers[worker][1].kill()
+                self._forget(worker)
 
-    def _lost(self, rank: int) -> None:
-        status = self._forget(rank)
+    def _lost(self, worker: int) -> None:
+        rank, status = self._forget(worker)
         again = status != 0 and self._restarts > 0
         if status != 0:
             what = "it is started again" if again else "calls to it fail"
@@ -85,19 +71,15 @@ class Group:
             self._restarts -= 1
             self._start(rank)
 
-    def _forget(self, rank: int) -> int:
-        worker = self._workers.pop(rank)
-        os.close(worker.ended)
-        return worker.process.wait()
+    def _forget(self, worker: int) -> tuple[int, int]:
+        rank, process = self._workers.pop(worker)
+        os.close(worker)
+        return rank, process.wait()
 
-    @staticmethod
-    def _wait(descriptors: Sequence[int], seconds: float | None) -> set[int]:
-        poll = select.poll()
-        for descriptor in descriptors:
-            poll.register(descriptor, select.POLLIN)
-        return {
-            descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1e3)
-        }
+
+def _ended(pidfds: Iterable[int], patience: float | None = None) -> list[int]:
+    """Waits until one of the processes has ended; empty: none has, within the patience."""
+    return select.select(pidfds, [], [], patience)[0]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
