@@ -11,11 +11,9 @@ import importlib.metadata
 import ipaddress
 import os
 import platform
-import re
 import resource
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -28,7 +26,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 import weft
-from weft import _version, env
+from weft import _C, _version, env
 from weft._observe import exporter, hangs, held_gil
 from weft._torch import patches as torch_patches
 
@@ -195,32 +193,14 @@ def _master(host: str) -> Finding:
 def key_file() -> Iterator[Finding]:
     """The group's key."""
     path = os.environ.get("WEFT_AUTH_KEY_FILE", "")
-    yield (
-        _key_file(path)
-        if path
-        else ok("no key file: the key goes through the Store (docs/guide/security.md)")
-    )
-
-
-def _key_file(path: str) -> Finding:
-    make = "; make one with: (umask 077; openssl rand -hex 32 > FILE)"
+    if not path:
+        yield ok("no key file: the key goes through the Store (docs/guide/security.md)")
+        return
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            return fail(f"key file {path} is not a regular file{make}")
-        with open(path, "rb") as file:
-            text = file.read(256).strip(b" \t\r\n")
-    except OSError as error:
-        return fail(f"key file {path}: {error.strerror}{make}")
-    if mode & (stat.S_IROTH | stat.S_IWOTH):
-        return fail(f"key file {path} can be read or written by every user; run: chmod 600 {path}")
-    if not re.fullmatch(rb"[0-9a-fA-F]{64}", text) or not text.strip(b"0"):
-        return fail(f"key file {path} must hold 64 hexadecimal digits, not all 0{make}")
-    if mode & (stat.S_IRGRP | stat.S_IWGRP):
-        return warn(
-            f"key file {path} can be read or written by its group; if unwanted, run: chmod 600 {path}"
-        )
-    return ok(f"key file {path}")
+        _C._check_key_file(path)
+        yield ok(f"key file {path}")
+    except ValueError as error:
+        yield fail(str(error))
 
 
 def limits() -> Iterator[Finding]:

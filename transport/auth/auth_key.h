@@ -6,11 +6,12 @@
 #include <string>
 #include <string_view>
 
+#include "transport/base/api.h"
 #include "transport/base/error.h"
 
 namespace weft::transport {
 
-class AuthKey {
+class WEFT_API AuthKey {
  public:
   static constexpr std::size_t kBytes = 32;
 
