@@ -6,42 +6,25 @@ import collections
 import dataclasses
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
-
-class Times(Protocol):
-    """What is told of a task. Times are nanoseconds of CLOCK_MONOTONIC; 0: not yet."""
-
-    @property
-    def mini_batch(self) -> int: ...
-    @property
-    def stage(self) -> int: ...
-    @property
-    def micro_batch(self) -> int: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def created(self) -> int: ...
-    @property
-    def started(self) -> int: ...
-    @property
-    def ended(self) -> int: ...
+from weft import _C
 
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """One task of a mini-batch that runs in Python."""
+    """One task of a mini-batch that runs in Python. Times are nanoseconds of CLOCK_MONOTONIC."""
 
     mini_batch: int
     stage: int
     micro_batch: int
     kind: str
     created: int
-    started: int = 0  # its input is here
+    started: int = 0  # its input is here; 0: not yet
     ended: int = 0
 
 
-_kept: collections.deque[Times] = collections.deque(maxlen=0)
+_kept: collections.deque[Step | _C.pipe.TaskRecord] = collections.deque(maxlen=0)
 
 
 def start(size: int) -> None:
@@ -57,12 +40,12 @@ def begin(mini_batch: int, stage: int, micro_batch: int, kind: str) -> Step:
     return step
 
 
-def follow(tasks: Iterable[Times]) -> None:
+def follow(tasks: Iterable[_C.pipe.TaskRecord]) -> None:
     """Keeps tasks that run in C++, from their beginning on."""
     _kept.extend(tasks)
 
 
-def _state(one: Times) -> str:
+def _state(one: Step | _C.pipe.TaskRecord) -> str:
     """As torch's recorder calls it."""
     if one.ended:
         return "completed"
