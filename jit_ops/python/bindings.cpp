@@ -235,6 +235,7 @@ void bindCall(py::module_& module, const char* name, Make make) {
 }  // namespace
 
 void weft::ops::bind(py::module_& module) {
+  module.attr("_NAMES_MARK") = kNamesMark;
   bindPublishing(module);
   bindCall(module, "call_published", [](Call what) {
     what.with_names = &withNames;

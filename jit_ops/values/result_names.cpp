@@ -7,7 +7,6 @@ namespace weft::ops {
 
 namespace {
 
-constexpr const char* kMark = "__weft__.names";
 constexpr const char* kNone = "null";
 
 // Names of classes and fields are identifiers: nothing in them to escape.
@@ -64,14 +63,14 @@ std::string namesIn(const c10::TypePtr& type) {
 }
 
 at::IValue besideNames(at::IValue value, const std::string& names) {
-  return c10::ivalue::Tuple::create(at::IValue(kMark), at::IValue(names), std::move(value));
+  return c10::ivalue::Tuple::create(at::IValue(kNamesMark), at::IValue(names), std::move(value));
 }
 
 std::optional<Named> takeNames(const at::IValue& answer) {
   if (!answer.isTuple()) return std::nullopt;
   const auto& parts = answer.toTupleRef().elements();
   if (parts.size() != 3 || !parts[0].isString() || !parts[1].isString() ||
-      parts[0].toStringRef() != kMark) {
+      parts[0].toStringRef() != kNamesMark) {
     return std::nullopt;
   }
   return Named{parts[1].toStringRef(), parts[2]};

@@ -19,8 +19,9 @@ namespace weft::ops {
 // NamedTuples in a Union of several types are not told apart, and have no names.
 std::string namesIn(const c10::TypePtr& type);
 
-// Joins a value and the names in its type into one value; takeNames() takes them apart again.
-// Nothing: it is another value.
+// Joins a value and the names in its type into one value, of three parts of which the mark is the
+// first; takeNames() takes them apart again. Nothing: it is another value.
+inline constexpr const char* kNamesMark = "__weft__.names";
 at::IValue besideNames(at::IValue value, const std::string& names);
 struct Named {
   std::string names;

@@ -11,6 +11,8 @@ import typing_extensions
 from . import pipe as pipe
 from typing import Any, overload
 
+_NAMES_MARK: str
+
 class PublishedInfo:
     def __init__(self, *args, **kwargs) -> None: ...
     @property

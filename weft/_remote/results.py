@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
+from weft import _C
 from weft._remote.named_tuples import holds_dtypes
-
-# The first of three values in which the names of a result travel: jit_ops/values/result_names.cpp.
-_MARK = "__weft__.names"
 
 
 def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,8 +26,8 @@ def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Call
             _check_all(result, refused)
             if isinstance(result, tuple) and len(result) == 3 and _is_mark(result[0]):
                 raise ValueError(
-                    f"a tuple that begins with '{_MARK}' cannot be returned to another worker: "
-                    "Weft sends the names of NamedTuples in such tuples; return a list"
+                    f"a tuple that begins with '{_C._NAMES_MARK}' cannot be returned to another "
+                    "worker: Weft sends the names of NamedTuples in such tuples; return a list"
                 )
         return result
 
@@ -37,7 +35,7 @@ def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Call
 
 
 def _is_mark(value: Any) -> bool:
-    return isinstance(value, str) and value == _MARK
+    return isinstance(value, str) and value == _C._NAMES_MARK
 
 
 def _check_all(result: Any, refused: tuple[type, ...]) -> None:
