@@ -106,7 +106,7 @@ def contents(root: Path, shared: Path, torch_version: str, stage) -> dict[str, b
     for relative in stage.python_files(root / "weft"):
         files[f"weft/{relative}"] = (root / "weft" / relative).read_bytes()
     files["weft/_built_for.py"] = stage.built_for(torch_version).encode()
-    files[f"{stage.AUTOLOAD}.py"] = (root / "weft" / "_autoload.py").read_bytes()
+    files[f"{stage.AUTOLOAD}.py"] = (root / "weft" / stage.ENTRY_POINT).read_bytes()
     for path in sorted(shared.glob("*.so")):
         files[f"weft/{path.name}"] = path.read_bytes()
     for layer in LAYERS:

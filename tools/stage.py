@@ -14,8 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # The package says its version, once; reading it as text avoids importing torch.
 VERSION = re.search(r'^VERSION = "([^"]+)"', (ROOT / "weft/_version.py").read_text(), re.M)[1]
-# weft/_autoload.py is installed beside the package under this name: torch imports it at the end of
+# This file of weft/ is installed beside the package under this name: torch imports it at the end of
 # its own import, and importing a module of the package would import all of the package first.
+ENTRY_POINT = Path("_torch", "autoload.py")
 AUTOLOAD = "weft_autoload"
 
 SITECUSTOMIZE = '''"""Written by ./dev: `import weft` means the package beside this file, whatever the cwd."""
@@ -69,7 +70,7 @@ def python_files(package: Path) -> list[Path]:
         for path in package.rglob("*")
         if path.is_file()
         and (path.suffix in (".py", ".pyi") or path.name == "py.typed")
-        and path.name != "_autoload.py"
+        and path.relative_to(package) != ENTRY_POINT
     )
 
 
@@ -102,7 +103,7 @@ def stage(package: Path, site: Path, torch_version: str) -> None:
     for other in set(site.glob("weft-*.dist-info")) - {info}:
         shutil.rmtree(other)
     write_if_changed(info / "METADATA", metadata(torch_version))
-    link(package / "_autoload.py", site / f"{AUTOLOAD}.py")
+    link(package / ENTRY_POINT, site / f"{AUTOLOAD}.py")
     write_if_changed(info / "entry_points.txt", entry_points())
 
 
