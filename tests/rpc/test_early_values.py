@@ -6,12 +6,11 @@ from __future__ import annotations
 import random
 import re
 import signal
-import time
 from typing import Any
 
 import pytest
 from rref_workers import GATE, HELD, Group, drop_all, leave, open_gate, report, wait_for_gate
-from waiting import wait_until
+from waiting import takes, wait_until
 
 SOON = 20.0
 CREATOR, OWNER, OTHER = range(3)
@@ -95,12 +94,12 @@ def make_own_and_wait() -> int:
 def numbered(number: int, seconds: float) -> Any:
     import torch
 
-    time.sleep(seconds)
+    takes(seconds)
     return torch.tensor(number)
 
 
 def see_later(reference: Any, seconds: float) -> None:
-    time.sleep(seconds)
+    takes(seconds)
 
 
 def pass_along(reference: Any, path: list[str], seed: int) -> int:
