@@ -15,7 +15,7 @@ static_assert(kNames.size() == static_cast<std::size_t>(Operation::kRefused) + 1
 
 // Set in every fingerprint, so that none equals the empty label.
 constexpr std::uint64_t kIsFingerprint = std::uint64_t{1} << 24U;
-// The variant's 7 bits lie between it and the root.
+// The variant's 7 bits are between it and the root.
 constexpr unsigned kVariantShift = 25;
 
 // The ranks' own parts may differ in size.

@@ -1,6 +1,6 @@
 // Makes a tensor as the functions of torch._utils do that torch's pickler names, from arguments of
-// a peer that is not trusted: the elements lie in the bytes that came, the indices of a sparse
-// tensor in its shape, and the scales of a quantised one fit its axis.
+// a peer that is not trusted: the elements are within the bytes that came, the indices of a sparse
+// tensor within its shape, and the scales of a quantised one fit its axis.
 #pragma once
 
 #include <ATen/core/ivalue.h>
