@@ -494,16 +494,10 @@ def test_threads_come_with_the_group_and_go_with_it():
                 worker.start(meet, rank, 2, f"{workers.meeting}{round_number}", 20.0, "weft")
             for worker in workers:
                 worker.result()
-            for worker in workers:
-                worker.start(all_reduce_of, 10)
-            for worker in workers:
-                worker.result()
+            workers.all(all_reduce_of, 10)
             during = workers[0].call(threads)
             assert any(name.startswith("weft") for name in during)
-            for worker in workers:
-                worker.start(leave)
-            for worker in workers:
-                worker.result()
+            workers.all(leave)
         after = workers[0].call(threads)
         assert [name for name in after if name.startswith("weft")] == ["weft-gil"]  # the process's
         assert len(after) <= before + 2, after

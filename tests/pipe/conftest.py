@@ -14,7 +14,9 @@ for folder in (str(HERE.parent / "rpc"), str(HERE)):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
-from worker_group import group  # noqa: E402, F401 - a fixture
+from module_group import module_group  # noqa: E402
+
+group = module_group(3)  # worker 0 is the driver
 
 # Optimizers import torch._dynamo, which takes each new process long on a busy machine.
 multiprocessing.get_context("forkserver").set_forkserver_preload(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from random_models import Unregistered
 from random_programs import AROUND, Plain, Run
+from threads import in_threads
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
@@ -57,25 +57,7 @@ def one_output_after_the_other(run: Run) -> None:
 def other_thread(run: Run) -> None:
     loss = run.loss(run.output())
     if loss.requires_grad:
-        in_thread(loss.backward)
-
-
-def in_thread(*functions: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+        in_threads(loss.backward)
 
 
 @way
@@ -103,7 +85,7 @@ def two_threads(run: Run) -> None:
         for inputs in batches:
             one(inputs)
     else:
-        in_thread(*(lambda inputs=inputs: one(inputs) for inputs in batches))
+        in_threads(*(lambda inputs=inputs: one(inputs) for inputs in batches))
 
 
 def note(run: Run, what: str, values: Iterable[Any]) -> None:

@@ -3,12 +3,12 @@ nobody would see it."""
 
 from __future__ import annotations
 
-import threading
 import warnings
 
 import pytest
 import torch
 from pipe_models import MODES, WAYS, PipeAsLayer, assert_same, gradients, make_pipe, plain_copy
+from threads import in_threads
 from torch import nn
 
 from weft import _C
@@ -169,14 +169,7 @@ def test_two_threads_add_to_the_same():
     plain = plain_copy(shared)
     x = torch.randn(8, WIDE)
     pipes = [make_pipe(shared, "threads", chunks=2) for _ in range(2)]
-    workers = [
-        threading.Thread(target=lambda pipe=pipe: [step(pipe, x) for _ in range(10)])
-        for pipe in pipes
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    in_threads(*(lambda pipe=pipe: [step(pipe, x) for _ in range(10)] for pipe in pipes))
     (20 * plain(x).square().sum()).backward()
     assert_same(gradients(shared), gradients(plain), atol=1e-2, rtol=1e-4)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from pipe_models import PipeAsLayer, assert_same, gradients, make_pipe, mlp, plain_copy
+from threads import in_threads
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -103,21 +104,12 @@ def test_two_pipes_at_once():
         make_pipe(plain_copy(plain), "threads", chunks=2, checkpoint="never"),
         make_pipe(plain_copy(plain), "threads", chunks=4, checkpoint="always"),
     ]
-    failures = []
 
     def work(pipe):
-        try:
-            for _ in range(20):
-                step(pipe, x)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            step(pipe, x)
 
-    workers = [threading.Thread(target=work, args=(pipe,)) for pipe in pipes]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert not failures
+    in_threads(*(functools.partial(work, pipe) for pipe in pipes))
     plain(x).sum().backward()
     for pipe in pipes:
         assert_same(gradients(pipe), gradients(plain), atol=1e-5)
@@ -134,11 +126,7 @@ def test_shared_parameters_in_two_threads():
         for _ in range(10):
             pipe(x).local_value().sum().backward()
 
-    workers = [threading.Thread(target=work, args=(pipe,)) for pipe in pipes]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    in_threads(*(functools.partial(work, pipe) for pipe in pipes))
     (20 * plain(x).sum()).backward()
     assert_same(gradients(shared), gradients(plain), atol=1e-4, rtol=1e-4)
 
@@ -162,11 +150,7 @@ def test_from_two_threads():
         for _ in range(10):
             outputs[k] = pipe(x * (k + 1)).local_value()
 
-    workers = [threading.Thread(target=work, args=(k,)) for k in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
+    in_threads(lambda: work(0), lambda: work(1))
     for k in range(2):
         assert_same(outputs[k], plain(x * (k + 1)))
 

@@ -3,11 +3,10 @@ parametrizations, torch.compile. Or an error says that it does not."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from pipe_models import MODES, WAYS, F, assert_same, gradients, make_pipe, piped, small
+from threads import in_threads
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import (
@@ -502,18 +501,9 @@ def test_two_threads_take_turns_in_a_stage(mode):
             return x
 
     pipe = make_pipe(nn.Sequential(Stage()), "inline", chunks=4, checkpoint=mode)
-    failed = []
 
     def work():
-        try:
-            for _ in range(10):
-                pipe(torch.ones(64, 64)).local_value().sum().backward()
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(10):
+            pipe(torch.ones(64, 64)).local_value().sum().backward()
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    in_threads(work, work, work)

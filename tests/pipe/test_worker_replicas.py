@@ -10,7 +10,14 @@ import pytest
 import torch
 import worker_models as models
 from torch import Tensor, nn
-from worker_pipes import CROSS_ENTROPY, gradients_here, held_anywhere, pipe_of, same
+from worker_pipes import (
+    CROSS_ENTROPY,
+    check_gradients,
+    gradients_here,
+    held_anywhere,
+    pipe_of,
+    same,
+)
 from workers import Group
 
 
@@ -124,9 +131,7 @@ def backward_in_the_driver() -> None:
     CROSS_ENTROPY(pipe(inputs).to_here(), targets).backward()
     CROSS_ENTROPY(plain(own), targets).backward()
     torch.testing.assert_close(inputs.grad, own.grad)
-    for found in pipe.at_workers(gradients_here).values():
-        for name, grad in found.items():
-            torch.testing.assert_close(grad, plain.get_parameter(name).grad)
+    check_gradients(pipe, plain)
     with torch.distributed.autograd.context() as context:
         loss = CROSS_ENTROPY(pipe(inputs.detach()).to_here(), targets)
         with pytest.raises(RuntimeError, match="replicas of a stage do not add up gradients in a"):
@@ -147,9 +152,7 @@ def clips() -> None:
     in_turn(plain, places, inputs, targets, 4)
     expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
     torch.testing.assert_close(pipe.clip_grad_norm_(0.1), expected)
-    for found in pipe.at_workers(gradients_here).values():
-        for name, grad in found.items():
-            torch.testing.assert_close(grad, plain.get_parameter(name).grad)
+    check_gradients(pipe, plain)
     pipe.close()
 
 
@@ -200,9 +203,7 @@ def shares_a_parameter() -> None:
     inputs, targets = models.batch()
     pipe.step(inputs, targets, loss=CROSS_ENTROPY)
     models.one_after_the_other(plain, inputs, targets, CROSS_ENTROPY, 2)
-    for found in pipe.at_workers(gradients_here).values():
-        for name, grad in found.items():
-            torch.testing.assert_close(grad, plain.get_parameter(name).grad)
+    check_gradients(pipe, plain)
     pipe.close()
 
 

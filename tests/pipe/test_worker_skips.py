@@ -6,7 +6,13 @@ import pytest
 import torch
 import worker_models as models
 from torch import nn
-from worker_pipes import CROSS_ENTROPY, gradients_of, graphs_held, held_anywhere, pipe_of_layers
+from worker_pipes import (
+    CROSS_ENTROPY,
+    check_gradients,
+    graphs_held,
+    held_anywhere,
+    pipe_of_layers,
+)
 from worker_programs import WIDTH, Pops, Stashes
 
 from weft.pipe.skip import Namespace
@@ -38,9 +44,7 @@ def trains(what: str, places: str, schedule: str, checkpoint: str, way: str) -> 
         else:
             CROSS_ENTROPY(pipe(inputs).to_here(), targets).backward()
         CROSS_ENTROPY(plain(inputs), targets).backward()
-    found = gradients_of(pipe)
-    for name, one in plain.named_parameters():
-        torch.testing.assert_close(found[name], one.grad)
+    check_gradients(pipe, plain)
     pipe.eval()
     torch.testing.assert_close(pipe(inputs).to_here(), plain(inputs))
     assert held_anywhere(pipe) == graphs_held(pipe) == 0
@@ -75,8 +79,7 @@ def of_remote_modules() -> None:
     inputs, targets = torch.randn(10, WIDTH), torch.randint(WIDTH, (10,))
     pipe.step(inputs, targets, loss=CROSS_ENTROPY)
     CROSS_ENTROPY(plain(inputs), targets).backward()
-    for name, one in plain.named_parameters():
-        torch.testing.assert_close(gradients_of(pipe)[name], one.grad)
+    check_gradients(pipe, plain)
     pipe.close()
 
 

@@ -79,6 +79,17 @@ def gradients_of(pipe) -> dict[str, torch.Tensor]:
     }
 
 
+def check_gradients(pipe, plain: nn.Module, **tolerance: float) -> None:
+    """At every worker, those of the plain module; replicas of a stage have them all."""
+    at_workers = pipe.at_workers(gradients_here).values()
+    assert {name for name, _ in plain.named_parameters()} <= {
+        name for found in at_workers for name in found
+    }
+    for found in at_workers:
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, plain.get_parameter(name).grad, **tolerance)
+
+
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
     assert left.keys() == right.keys()
     for name in left:

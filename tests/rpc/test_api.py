@@ -259,9 +259,7 @@ def sum_over_group() -> float:
 def test_the_process_group_option():
     with Group(3, process_group=True) as group:
         assert group[1].call(call, "worker2") == "worker2"
-        for worker in group:
-            worker.start(sum_over_group)
-        assert [worker.result() for worker in group] == [6.0] * 3
+        assert group.all(sum_over_group) == [6.0] * 3
         group.shutdown()
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 
 import pytest
 from callback_chains import calls_in_callbacks
+from gate import open_gate, wait_for_gate
 from waiting import wait_until
 from workers import Group
 
 LIMIT = 3
-_gate = threading.Event()
 
 
 @pytest.fixture
@@ -29,14 +28,6 @@ def group():
 
 def echo(value):
     return value
-
-
-def open_gate() -> None:
-    _gate.set()
-
-
-def wait_for_gate() -> None:
-    assert _gate.wait(30)
 
 
 def fill() -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 
 import pytest
+from threads import in_threads
 from waiting import wait_for
 from workers import Group
 
@@ -127,11 +128,7 @@ def collect_and_call(rounds: int) -> None:
             assert rpc.remote(to, torch.neg, args=(torch.ones(400),)).to_here().sum() == -400
             gc.collect()
 
-    threads = [threading.Thread(target=target) for target in (collect, call, call)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(collect, call, call)
     gc.collect()
 
 

@@ -9,6 +9,8 @@ import time
 
 import pytest
 import torch
+from gate import BEGUN, close_gate, open_gate, wait_for_gate, wait_until_begun
+from module_group import module_group
 from waiting import wait_for, wait_until
 from workers import Group
 
@@ -16,7 +18,6 @@ import weft
 
 INHERITED = "(the time that was left of the call in which it was made)"
 
-_gate = threading.Event()
 assert weft.cancelled  # and its operators, of which the script is made
 
 
@@ -27,15 +28,10 @@ def spin_until_cancelled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-_begun = threading.Event()
 _notes: list[object] = []
 
 
-@pytest.fixture(scope="module")
-def group():
-    with Group(3) as members:
-        yield members
-        members.shutdown()
+group = module_group(3)
 
 
 # What workers run.
@@ -76,22 +72,8 @@ def notes() -> list[object]:
     return list(_notes)
 
 
-def open_gate() -> None:
-    _gate.set()
-
-
-def wait_for_gate() -> None:
-    _begun.set()
-    assert _gate.wait(30)
-
-
-def wait_until_begun() -> None:
-    assert _begun.wait(30)
-
-
 def forget() -> None:
-    _gate.clear()
-    _begun.clear()
+    close_gate()
     _notes.clear()
 
 
@@ -328,7 +310,7 @@ def test_the_value_of_an_rref_is_made_all_the_same():
 def until_cancelled() -> None:
     import weft
 
-    _begun.set()
+    BEGUN.set()
     print("it has begun", flush=True)
     wait_until(weft.cancelled, "the call is cancelled", timeout=30)
     note((weft.cancelled(), weft.deadline()))

@@ -70,10 +70,7 @@ def test_a_wait_for_a_value_ends_when_its_creation_fails(to) -> None:
         said = group[0].call(remote_to_here, to, COUNT)
         assert len(said) == COUNT
         assert all("RRef creation via rpc.remote() failed: " in text for text in said), said
-        for worker in group:
-            worker.start(leave)
-        for worker in group:
-            worker.result()
+        group.all(leave)
 
 
 def remote_after_the_loss(to: str) -> str:

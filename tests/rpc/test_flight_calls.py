@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import pytest
+from gate import open_gate, wait_for_gate, wait_until_begun
 from waiting import wait_until
 from workers import Group
 
-_gate = threading.Event()
-_begun = threading.Event()
 _calls: list[object] = []
 
 
 def double(value):
     return 2 * value
-
-
-def hold() -> None:
-    _begun.set()
-    assert _gate.wait(30)
-
-
-def wait_until_begun() -> None:
-    assert _begun.wait(30)
-
-
-def release() -> None:
-    _gate.set()
 
 
 def work() -> None:
@@ -40,14 +25,14 @@ def work() -> None:
     rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1000), 1))
     rpc.rpc_async("worker1", double, args=(21,)).wait()
     assert rpc.remote("worker1", double, args=(4,)).to_here() == 8
-    _calls.append(rpc.rpc_async("worker1", hold))
+    _calls.append(rpc.rpc_async("worker1", wait_for_gate))
 
 
 def time_out() -> None:
     import torch.distributed.rpc as rpc
 
     with pytest.raises(RuntimeError, match="timeout"):
-        rpc.rpc_sync("worker1", hold, timeout=0.2)
+        rpc.rpc_sync("worker1", wait_for_gate, timeout=0.2)
 
 
 def calls() -> tuple[list[dict], list[dict]]:
@@ -85,7 +70,7 @@ def test_calls_are_recorded_at_both_ends(group):
         ("python", "double"),
         ("remote", "double"),
         ("fetch", "to_here"),
-        ("python", "hold"),
+        ("python", "wait_for_gate"),
     ]
     assert not any(one["failed"] for one in made)
     assert made[0]["request_bytes"] > 4000
@@ -103,7 +88,7 @@ def test_calls_are_recorded_at_both_ends(group):
     for one in served[:-1]:
         assert one["time_created_ns"] <= one["time_started_ns"] <= one["time_ended_ns"]
     assert served[-1]["time_ended_ns"] == 0
-    group[1].call(release)
+    group[1].call(open_gate)
     group.shutdown()
 
 
@@ -114,8 +99,8 @@ def test_a_timeout_writes_the_records_of_all(group, folder):
         lambda: f"both are written, and there is {os.listdir(folder)}",
     )
     (call,) = recorded(folder, 0)["rpc_calls"]
-    assert (call["function"], call["failed"]) == ("hold", True)
-    group[1].call(release)
+    assert (call["function"], call["failed"]) == ("wait_for_gate", True)
+    group[1].call(open_gate)
     group.shutdown()
 
 

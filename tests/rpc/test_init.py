@@ -76,9 +76,7 @@ def init_alone_without(*variables: str) -> str:
 @pytest.mark.parametrize("missing", [("MASTER_ADDR", "MASTER_PORT", "RANK"), ("RANK",)])
 def test_a_group_of_one_needs_no_rank_and_no_place_to_meet(missing):
     with Workers(2) as workers:
-        for worker in workers:
-            worker.start(init_alone_without, *missing)
-        assert [worker.result() for worker in workers] == ["[2.0, 2.0]"] * 2
+        assert workers.all(init_alone_without, *missing) == ["[2.0, 2.0]"] * 2
 
 
 def backend_types() -> tuple[bool, list[str]]:
@@ -143,14 +141,8 @@ def test_ways_to_meet_and_to_meet_again(method):
                 worker.start(join, rank, 3, meeting, name=f"g{generation}w{rank}")
             for worker in workers:
                 worker.result()
-            for worker in workers:
-                worker.start(ask_next, 3)
-            names = [worker.result() for worker in workers]
-            assert names == [f"g{generation}w{rank}" for rank in (1, 2, 0)]
-            for worker in workers:
-                worker.start(leave)
-            for worker in workers:
-                worker.result()
+            assert workers.all(ask_next, 3) == [f"g{generation}w{rank}" for rank in (1, 2, 0)]
+            workers.all(leave)
 
 
 def test_init_twice_is_an_error_and_leaves_the_first():

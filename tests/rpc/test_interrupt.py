@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from ctrl_c import TRIES, Delays
+from module_group import module_group
 from ports import free_port
 from waiting import takes
 from workers import Group, Workers, ended_by, join, leave
@@ -20,11 +21,7 @@ def doubled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 2
 
 
-@pytest.fixture(scope="module")
-def group():
-    with Group(2, rpc_timeout=60) as members:
-        yield members
-        members.shutdown()
+group = module_group(2, rpc_timeout=60)
 
 
 # What workers run.

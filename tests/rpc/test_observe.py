@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gate import open_gate, wait_for_gate, wait_until_begun
 from kept_log import keep_log, logged
 from waiting import takes, wait_until
 from workers import Group
@@ -26,32 +27,16 @@ STARTED = (
     "encryption auto, shared memory on, Unix sockets on"
 )
 
-_gate = threading.Event()
-_begun = threading.Event()
 _calls: list[object] = []
-
-
-def hold() -> int:
-    _begun.set()
-    assert _gate.wait(30)
-    return 7
-
-
-def wait_until_begun() -> None:
-    assert _begun.wait(30)
-
-
-def release() -> None:
-    _gate.set()
 
 
 def begin(to: str) -> None:
     import torch.distributed.rpc as rpc
 
-    _calls.append(rpc.rpc_async(to, hold, timeout=25))
+    _calls.append(rpc.rpc_async(to, wait_for_gate, timeout=25))
 
 
-def end() -> int:
+def end() -> str:
     return _calls.pop().wait()
 
 
@@ -119,8 +104,8 @@ def test_a_call_that_waits_is_shown_until_it_ends(group):
     group[1].call(wait_until_begun)
     assert group[0].call(waits) == [("call", "python", "worker1", 25.0)]
     assert group[0].call(figures).oldest_call > 0
-    group[1].call(release)
-    assert group[0].call(end) == 7
+    group[1].call(open_gate)
+    assert group[0].call(end) == "late"
     assert group[0].call(waits) == []
 
 
@@ -326,11 +311,11 @@ def test_a_call_that_hangs_is_reported_once():
         # What the other worker says that it does, in the same line.
         assert re.search(r"worker 'worker1' for .*; worker1: its main thread is at ", said)
         members[1].call(wait_until_begun)
-        assert "it serves hold" in members[0].call(what_it_does, "worker1")
+        assert "it serves wait_for_gate" in members[0].call(what_it_does, "worker1")
         for member in members:
-            member.call(release)
+            member.call(open_gate)
         for member in members:
-            assert member.call(end) == 7
+            assert member.call(end) == "late"
         members.shutdown()
 
 

@@ -11,8 +11,8 @@ import random
 import re
 
 import pytest
+from module_group import module_group
 from random_calls import UNWRITTEN, Call, call, calls, deadly, operators
-from workers import Group
 
 CASES = int(os.environ.get("WEFT_TEST_CASES", "400"))
 SEED = int(os.environ.get("WEFT_TEST_SEED", "1"))
@@ -24,11 +24,7 @@ NO_ANSWER = re.compile("INTERNAL ASSERT FAILED|a size is negative")
 pytestmark = pytest.mark.timeout(60 + 2 * LIMIT)
 
 
-@pytest.fixture(scope="module")
-def group():
-    with Group(2, rpc_timeout=60) as members:
-        yield members
-        members.shutdown()
+group = module_group(2, rpc_timeout=60)
 
 
 def _callable(name: str):

@@ -11,6 +11,7 @@ import threading
 import types
 
 import pytest
+from module_group import module_group
 from workers import Group
 
 HOW = pytest.mark.parametrize("how", ["sync", "async", "to_here", "then"])
@@ -162,11 +163,7 @@ def caught_twice(function) -> bool:
     return kinds
 
 
-@pytest.fixture(scope="module")
-def group():
-    with Group(2, rpc_timeout=30) as members:
-        yield members
-        members.shutdown()
+group = module_group(2, rpc_timeout=30)
 
 
 @HOW

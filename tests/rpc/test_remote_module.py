@@ -7,15 +7,11 @@ import warnings
 import pytest
 import remote_models as models
 import torch
+from module_group import module_group
 from torch import nn
-from workers import Group, WorkerError
+from workers import WorkerError
 
-
-@pytest.fixture(scope="module")
-def group():
-    with Group(3) as workers:
-        yield workers
-        workers.shutdown()
+group = module_group(3)
 
 
 def remote(module_cls, *args, on="worker1", **options):

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import signature_models as models
 import torch
 import torch.distributed.rpc as rpc
+from module_group import module_group
 from torch import nn
-from workers import Group
 
 import weft
 
 X = torch.ones(2)
 
 
-@pytest.fixture(scope="module")
-def group():
-    with Group(2) as workers:
-        yield workers
-        workers.shutdown()
+group = module_group(2)
 
 
 def remote(module_cls, *args, **options):

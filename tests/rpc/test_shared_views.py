@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from workers import Group
+from module_group import module_group
 
-
-@pytest.fixture(scope="module")
-def group():
-    with Group(2, rpc_timeout=60) as members:
-        yield members
-        members.shutdown()
+group = module_group(2, rpc_timeout=60)
 
 
 def do_views_share(base, part) -> tuple[bool, list]:

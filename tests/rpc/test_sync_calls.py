@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
+from gate import close_gate, open_gate, wait_for_gate, wait_until_begun
+from module_group import module_group
+from threads import in_threads
 from workers import Group
 
-
-@pytest.fixture(scope="module")
-def group():
-    with Group(3, rpc_timeout=30) as members:
-        yield members
-        members.shutdown()
+group = module_group(3, rpc_timeout=30)
 
 
 def peer() -> str:
@@ -390,28 +389,6 @@ def test_arguments_may_make_calls_while_they_are_pickled(group):
     assert group[0].call(call_with_calls) == [(2.0, -1.0, 3.0)] * 20
 
 
-_entered, _gate = threading.Event(), threading.Event()
-
-
-def wait_for_gate() -> str:
-    """Answers once the gate is open."""
-    _entered.set()
-    _gate.wait(30)
-    return "late"
-
-
-def open_gate() -> None:
-    _gate.set()
-
-
-def close_gate() -> None:
-    _gate.clear()
-
-
-def was_entered() -> bool:
-    return _entered.wait(20)
-
-
 def time_out() -> tuple[str, float, bool]:
     """A call that times out, one while its answer is on the way, and one more."""
     import torch
@@ -452,11 +429,7 @@ def from_threads(count: int) -> int:
             )
             right.append(rpc.rpc_sync(peer(), echo, args=(value,)) == value)
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(client, number) for number in range(count)))
     assert all(right)
     return len(right)
 
@@ -493,6 +466,6 @@ def wait_at_the_gate() -> str:
 def test_a_waiting_thread_hears_of_a_lost_peer():
     with Group(3, rpc_timeout=30) as members:
         members[0].start(wait_at_the_gate)
-        assert members[2].call(was_entered)
+        members[2].call(wait_until_begun)
         members[2].kill()
         assert "worker 'worker2' (rank 2)" in members[0].failure().message

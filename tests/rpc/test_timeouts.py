@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import resource
-import threading
 import time
 
 import pytest
 from callback_chains import calls_in_callbacks
+from gate import close_gate, open_gate, wait_for_gate
+from module_group import module_group
 from ports import free_port
+from threads import in_threads
 from waiting import wait_for, wait_until
 from workers import Group, Workers, join, leave
 
-_gate = threading.Event()
-
-
-@pytest.fixture(scope="module")
-def group():
-    with Group(2, rpc_timeout=30) as members:
-        yield members
-        members.shutdown()
+group = module_group(2, rpc_timeout=30)
 
 
 def echo(value):
     return value
 
 
-def wait_for_gate() -> str:
-    """Answers once the gate is open: a call that takes exactly as long as the test wants."""
-    _gate.wait(30)
-    return "late"
-
-
-def open_gate() -> None:
-    _gate.set()
-
-
 def late_tensor(numel: int):
     import torch
 
-    _gate.wait(30)
+    wait_for_gate()
     return torch.ones(numel)
-
-
-def set_gate(is_open: bool) -> None:
-    if is_open:
-        _gate.set()
-    else:
-        _gate.clear()
 
 
 def debug(key: str) -> int:
@@ -79,10 +58,10 @@ def timed_call(kind: str, timeout: float | None) -> tuple[str, float]:
 @pytest.fixture
 def closed_gate(group):
     for worker in group:
-        worker.call(set_gate, False)
+        worker.call(close_gate)
     yield group
     for worker in group:
-        worker.call(set_gate, True)
+        worker.call(open_gate)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "to_here", "self"])
@@ -151,10 +130,7 @@ def test_zero_as_the_option_is_no_limit_for_calls_and_time_enough_to_meet(meetin
         for worker in two:
             worker.result()
         assert two[0].call(never_by_option) == "late"
-        for worker in two:
-            worker.start(leave)
-        for worker in two:
-            worker.result()
+        two.all(leave)
 
 
 def very_long(timeout: float) -> int:
@@ -197,7 +173,7 @@ def test_late_answers_take_no_memory_and_break_nothing(closed_gate):
     wait_for(lambda: closed_gate[0].call(debug, "agent.client_active_calls"), 0, "calls in flight")
     before = closed_gate[0].call(peak_memory)
     received = closed_gate[0].call(debug, "agent.peer.worker1.bytes_received")
-    closed_gate[1].call(set_gate, True)
+    closed_gate[1].call(open_gate)
     # All of them have come, and were read past.
     want = received + count * numel * 4
     wait_until(
@@ -209,7 +185,7 @@ def test_late_answers_take_no_memory_and_break_nothing(closed_gate):
 
 
 def hold_a_tensor(value) -> None:
-    _gate.wait(30)
+    wait_for_gate()
 
 
 def burst_in_vain(count: int, numel: int) -> int:
@@ -246,10 +222,10 @@ def test_a_burst_that_timed_out_leaves_nothing():
     with Group(2, num_worker_threads=64) as members:
         assert members[0].call(very_long, 30) == 5
         before = [worker.call(in_use) for worker in members]
-        members[1].call(set_gate, False)
+        members[1].call(close_gate)
         assert members[0].call(burst_in_vain, count, numel) == count
         assert members[1].call(in_use)[1] > before[1][1] + 32, "the burst has threads"
-        members[1].call(set_gate, True)
+        members[1].call(open_gate)
         for worker, (memory, threads) in zip(members, before, strict=True):
             wait_until(
                 lambda w=worker, m=memory: w.call(in_use)[0] < m + (48 << 20),
@@ -310,11 +286,7 @@ def echo_many(to: str, threads: int, times: int) -> int:
             value = torch.full((number + 1,), float(i))
             right.append(torch.equal(rpc.rpc_sync(to, echo, args=(value,)), value))
 
-    crew = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join(60)
+    in_threads(*(functools.partial(work, number) for number in range(threads)))
     return sum(right)
 
 

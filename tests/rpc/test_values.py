@@ -8,14 +8,10 @@ from collections import OrderedDict, namedtuple
 from pathlib import Path
 
 import pytest
+from module_group import module_group
 from workers import Group
 
-
-@pytest.fixture(scope="module")
-def group():
-    with Group(2, rpc_timeout=60) as members:
-        yield members
-        members.shutdown()
+group = module_group(2, rpc_timeout=60)
 
 
 # Tensors, by name. Built in the worker that sends them.
