@@ -24,8 +24,8 @@ class WEFT_API AuthKey {
   static Result<AuthKey> random();
   // Exactly 64 hexadecimal digits, surrounding white space allowed.
   static Result<AuthKey> fromHex(std::string_view text);
-  // A file that holds fromHex's text. Refused: unreadable, malformed, or
-  // readable or writable by others than its owner's user and group.
+  // A file that holds fromHex's text. Refused: unreadable, malformed, open to every user, writable
+  // by its group, or of a user who is neither this one nor root.
   static Result<AuthKey> fromFile(const std::string& path);
 
   bool valid() const noexcept;
