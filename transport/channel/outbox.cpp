@@ -6,11 +6,11 @@
 #include <string_view>
 
 #include "transport/base/check.h"
+#include "transport/channel/caller_write.h"
 
 namespace weft::transport {
 namespace {
 
-constexpr std::size_t kMaxEntries = 1024;                      // IOV_MAX
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then other peers get their turn
 constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
 
@@ -53,14 +53,6 @@ void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64
   if (mode_ != Mode::kUp) return;
   bulk_ = std::move(bulk);
   bulk_threshold_ = std::max(threshold, kLeastToSplit);
-}
-
-// Waits until all bytes of the frame are there.
-void Outbox::fill(OutFrame& frame, BulkConnection* bulk) {
-  while (frame.filling() != nullptr) {
-    frame.awaitBytes();
-    if (bulk != nullptr) bulk->wake();
-  }
 }
 
 // Waits until there is room for the frame, and until another thread can write it without waiting
@@ -114,28 +106,6 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   return Error::ok();
 }
 
-// Writes what the stream takes; the loop thread writes the rest, and meets the error if there is
-// one. Returns how many bytes were written.
-std::uint64_t Outbox::writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
-  std::uint64_t written = 0;
-  while (frame.left() > 0) {
-    std::array<iovec, kMaxEntries> entries;
-    const std::size_t used = frame.gather(entries);
-    IoResult result{0, EAGAIN, false};
-    if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
-    if (result.error == EAGAIN && frame.filling() != nullptr) {
-      frame.awaitBytes();
-      if (bulk != nullptr) bulk->wake();
-      continue;
-    }
-    if (result.error != 0) break;
-    frame.advance(result.count);
-    written += result.count;
-  }
-  fill(frame, bulk);  // the loop thread does not wait for bytes
-  return written;
-}
-
 std::shared_ptr<void> Outbox::afterCaller(OutFrame& frame, std::uint32_t link) {
   std::shared_ptr<void> last;
   if (link != link_ && !queue_.isAcknowledged(frame)) {
@@ -183,7 +153,7 @@ Outbox::Flushed Outbox::flush(int& error) {
   std::uint64_t written = 0;
   while (!queue_.empty()) {
     if (written >= kLoopBudget) return Flushed::kBlocked;
-    std::array<iovec, kMaxEntries> entries;
+    std::array<iovec, kMostEntries> entries;
     const FrameQueue::Gathered next = queue_.gather(entries);
     lock.unlock();
     const IoResult result = stream_->write(std::span(entries).first(next.entries), next.fds);

@@ -107,7 +107,7 @@ class Outbox {
   enum class Mode : std::uint8_t { kWaiting, kUp, kShut };
   enum class Writer : std::uint8_t { kNone, kCaller, kLoop };
 
-  // --- with the lock ---
+  // These are called with the lock.
   Error awaitTurn(std::unique_lock<std::mutex>& lock, OutFrame& frame,
                   std::optional<std::chrono::milliseconds> patience);
   // Whether the thread that sends may write its frame itself.
@@ -121,9 +121,6 @@ class Outbox {
   // After a caller has written. Destroy what it leaves in `frame` and what it returns without the
   // lock.
   std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
-  // --- without the lock ---
-  static std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk);
-  static void fill(OutFrame& frame, BulkConnection* bulk);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
   const std::string peer_;

@@ -1,0 +1,36 @@
+#include "transport/channel/caller_write.h"
+
+#include <array>
+#include <cerrno>
+#include <span>
+
+namespace weft::transport {
+
+void fill(OutFrame& frame, BulkConnection* bulk) {
+  while (frame.filling() != nullptr) {
+    frame.awaitBytes();
+    if (bulk != nullptr) bulk->wake();
+  }
+}
+
+std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
+  std::uint64_t written = 0;
+  while (frame.left() > 0) {
+    std::array<iovec, kMostEntries> entries;
+    const std::size_t used = frame.gather(entries);
+    IoResult result{0, EAGAIN, false};
+    if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
+    if (result.error == EAGAIN && frame.filling() != nullptr) {
+      frame.awaitBytes();
+      if (bulk != nullptr) bulk->wake();
+      continue;
+    }
+    if (result.error != 0) break;
+    frame.advance(result.count);
+    written += result.count;
+  }
+  fill(frame, bulk);  // the loop thread does not wait for bytes
+  return written;
+}
+
+}  // namespace weft::transport
