@@ -150,6 +150,7 @@ enum class RefusalCause : std::uint8_t {
 inline constexpr std::array kRefusalCauses{"key",        "group",       "identity", "version",
                                            "encryption", "certificate", "timeout",  "overload",
                                            "user",       "malformed"};
+static_assert(kRefusalCauses.size() == static_cast<std::size_t>(RefusalCause::kMalformed) + 1);
 
 struct EndpointStats {
   std::vector<PeerStats> peers;

@@ -21,6 +21,8 @@ Error applyEnvironment(EndpointOptions& options, bool secret_key) {
   options.accept_other_users = environment::value(environment::kOtherUsers) == "1";
   options.arena.enabled = environment::value(environment::kSharedMemory) != "0";
   options.bulk.enabled = environment::value(environment::kTcpConnections) != "1";
+  options.encryption = Encryption::kOff;
+  options.certificates = {};
   const TlsFiles files = filesFromEnvironment();
   if (files.any() && !files.all()) return certificateFilesMissing();
   const std::string choice = environment::value(environment::kEncryption);

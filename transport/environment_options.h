@@ -8,8 +8,8 @@
 
 namespace weft::transport {
 
-// Sets those of `options`. `secret_key`: the group's key comes from a file, so that it is worth
-// encrypting with.
+// Sets these of `options`; the others stay. `secret_key`: the group's key comes from a file, so
+// that it is worth encrypting with.
 Error applyEnvironment(EndpointOptions& options, bool secret_key);
 
 // Warns, once in a process, that a group that spans hosts has its key in the Store, which whoever

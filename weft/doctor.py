@@ -197,7 +197,7 @@ def key_file() -> Iterator[Finding]:
         yield ok("no key file: the key goes through the Store (docs/guide/security.md)")
         return
     try:
-        _C._check_key_file(path)
+        _C._check_key_file()
         yield ok(f"key file {path}")
     except ValueError as error:
         yield fail(str(error))

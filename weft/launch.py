@@ -79,7 +79,10 @@ class Group:
 
 def _ended(pidfds: Iterable[int], patience: float | None = None) -> list[int]:
     """Waits until one of the processes has ended; empty: none has, within the patience."""
-    return select.select(pidfds, [], [], patience)[0]
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    return [pidfd for pidfd, _ in poll.poll(None if patience is None else patience * 1e3)]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

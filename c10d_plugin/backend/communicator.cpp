@@ -16,6 +16,7 @@
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 #include "c10d_plugin/p2p/point_to_point.h"
 #include "c10d_plugin/store/epoch.h"
+#include "transport/auth/auth_key.h"
 #include "transport/base/environment.h"
 #include "transport/base/log.h"
 #include "transport/base/thrown.h"

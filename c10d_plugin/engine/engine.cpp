@@ -76,7 +76,7 @@ Activity Engine::activity() const {
   return activity;
 }
 
-void Engine::countFailure(const OpContext& context, const char* why) {
+void Engine::onFailure(const OpContext& context, const char* why) {
   OpRecorder::get().countFailure();
   if (!context.leftBehind() || collectives_->size() == 1) return;
   failed_.store(true);

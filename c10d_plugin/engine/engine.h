@@ -108,14 +108,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
     try {
       run(context);
     } catch (const c10::Error& error) {
-      countFailure(context, error.what_without_backtrace());
+      onFailure(context, error.what_without_backtrace());
       if (!context.differed()) throw;
       explain(error, own());
     } catch (const std::exception& error) {
-      countFailure(context, error.what());
+      onFailure(context, error.what());
       throw;
     } catch (...) {
-      countFailure(context, "an exception");
+      onFailure(context, "an exception");
       throw;
     }
   }
@@ -130,8 +130,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
       throw;
     }
   }
-  // In the handler of an exception: ends the group, too, if the ranks would be out of step.
-  void countFailure(const OpContext& context, const char* why);
+  // In the handler of an exception: counts it, and ends the group if the ranks would be out of
+  // step.
+  void onFailure(const OpContext& context, const char* why);
   // In the handler of `error`: throws one that names the ranks' lines, too.
   [[noreturn]] void explain(const c10::Error& error, const std::optional<OpRecord>& own);
 

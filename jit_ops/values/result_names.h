@@ -19,9 +19,10 @@ namespace weft::ops {
 // NamedTuples in a Union of several types are not told apart, and have no names.
 std::string namesIn(const c10::TypePtr& type);
 
-// Joins a value and the names in its type into one value, of three parts of which the mark is the
-// first; takeNames() takes them apart again. Nothing: it is another value.
+// The first of the three parts of what besideNames() makes.
 inline constexpr const char* kNamesMark = "__weft__.names";
+// Joins a value and the names in its type into one value; takeNames() takes them apart again.
+// Nothing: it is another value.
 at::IValue besideNames(at::IValue value, const std::string& names);
 struct Named {
   std::string names;

@@ -19,8 +19,8 @@ inline at::IValue valueOf(const JitFuture& answer) {
 }
 
 // A future of this type for what `read` makes of the answer, for what it throws, or for the
-// answer's error. `read` runs on the thread that completes the answer, with the caller's
-// thread-local state.
+// answer's error. `read` runs on the thread that completes the answer, or on this one if it is
+// complete, with the caller's thread-local state.
 template <typename Read>
 FuturePtr futureValue(const FuturePtr& answer, c10::TypePtr type, Read read) {
   auto value = answer->createInstance(std::move(type));

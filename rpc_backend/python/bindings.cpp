@@ -12,6 +12,7 @@
 #include "rpc_backend/serve/callback/script_service.h"
 #include "third_party/torch/interpreter.h"
 #include "transport/auth/auth_key.h"
+#include "transport/base/environment.h"
 
 namespace py = pybind11;
 
@@ -261,11 +262,12 @@ void bindEnvironment(py::module_& module) {
       "Every environment variable Weft reads: (name, default, meaning).");
   module.def(
       "_check_key_file",
-      [](const std::string& path) {
-        const auto key = transport::AuthKey::fromFile(path);
+      [] {
+        const auto key =
+            transport::AuthKey::fromFile(environment::value(environment::kAuthKeyFile));
         if (!key.ok()) throw py::value_error(key.error().text());
       },
-      py::arg("path"), "Raises where init_rpc would refuse the file.");
+      "Raises where init_rpc would refuse WEFT_AUTH_KEY_FILE.");
   module.def("_round_trip_bounds", &DurationHistogram::boundsInSeconds,
              "The bounds of _round_trips(), in seconds; the last count has none.");
   module.def("unknown_environment", &env::unknownNames,

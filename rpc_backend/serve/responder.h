@@ -1,7 +1,7 @@
 // Responder: answers a request with its result, an error, or a refusal. If the request does not
 // run, it also tells the caller that nobody here has the RRefs in it.
 //
-// Threads: any. To decline reads the whole payload, which takes long for a large one: on the loop
+// Threads: any. decline() reads the whole payload, which takes long for a large one: on the loop
 // thread, decline only a payload that is in its header, and answer no request of this worker's own.
 // Failure: a result that can't be sent (a device without a map, say) becomes an error; an error
 // that can't be sent is logged. A worker that leaves kMostUnacknowledged messages about its RRefs

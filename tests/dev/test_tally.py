@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,11 @@ def pytest_in(folder: Path, *names: str) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
                "--rootdir", folder, "-o", "junit_family=xunit1", f"--junitxml={xml}"]  # fmt: skip
     return subprocess.run(
-        [*command, *names], cwd=folder, capture_output=True, timeout=60
+        [*command, *names],
+        cwd=folder,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        timeout=60,
     ).returncode
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import perfetto_engine
 import pytest
 import trace_format
 from workers import Group, Workers
-
-_gate = threading.Event()
 
 
 def double(value):

@@ -18,8 +18,8 @@
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
-#include "rpc_backend/torch_private/torch_ids.h"
 #include "rpc_backend/serve/error_text.h"
+#include "rpc_backend/torch_private/torch_ids.h"
 #include "tests/support/waiting.h"
 
 namespace weft::rpc {

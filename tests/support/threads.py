@@ -16,10 +16,13 @@ def in_threads(*functions: Callable[[], object]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    threads = [
+        threading.Thread(target=guarded, args=(function,), daemon=True) for function in functions
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a thread has not ended in a minute"
     if errors:
         raise errors[0]

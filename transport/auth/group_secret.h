@@ -1,6 +1,6 @@
-// GroupSecret: the id of a group and the key by which its members know each other, as they share
-// them through a Store. It protects the group from strangers as well as the Store protects its
-// contents.
+// GroupSecret: the id of a group and the key by which its members know each other. They share both
+// through a Store, or have the key from a file. A key in the Store is as safe from strangers as the
+// Store.
 //
 // Threads: any.
 #pragma once

@@ -45,7 +45,7 @@ enum class RefusalCode : std::uint16_t {
   kGroup = 2,     // another group id
   kIdentity = 3,  // a rank or name that does not match: of the dialler or of its target
   kKey = 4,       // the proof does not match
-  // 5 is reserved: former versions refused a repeated hello with it
+  // 5 is reserved
   kDuplicate = 6,         // a connection between the two exists or is being made: wait for it
   kStale = 7,             // this life of the dialler, or the session it speaks of, is over here
   kMalformed = 8,         // not a handshake

@@ -6,7 +6,7 @@
 
 namespace weft::transport {
 
-void fill(OutFrame& frame, BulkConnection* bulk) {
+void awaitAllBytes(OutFrame& frame, BulkConnection* bulk) {
   while (frame.filling() != nullptr) {
     frame.awaitBytes();
     if (bulk != nullptr) bulk->wake();
@@ -16,7 +16,7 @@ void fill(OutFrame& frame, BulkConnection* bulk) {
 std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
   std::uint64_t written = 0;
   while (frame.left() > 0) {
-    std::array<iovec, kMostEntries> entries;
+    std::array<iovec, kIovMax> entries;
     const std::size_t used = frame.gather(entries);
     IoResult result{0, EAGAIN, false};
     if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
@@ -29,7 +29,7 @@ std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
     frame.advance(result.count);
     written += result.count;
   }
-  fill(frame, bulk);  // the loop thread does not wait for bytes
+  awaitAllBytes(frame, bulk);  // the loop thread does not wait for bytes
   return written;
 }
 

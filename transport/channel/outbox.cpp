@@ -65,7 +65,7 @@ Error Outbox::awaitTurn(std::unique_lock<std::mutex>& lock, OutFrame& frame,
     }
     if (mayWrite() || frame.filling() == nullptr) return Error::ok();
     lock.unlock();
-    fill(frame, nullptr);
+    awaitAllBytes(frame, nullptr);
     lock.lock();
   }
 }
@@ -153,7 +153,7 @@ Outbox::Flushed Outbox::flush(int& error) {
   std::uint64_t written = 0;
   while (!queue_.empty()) {
     if (written >= kLoopBudget) return Flushed::kBlocked;
-    std::array<iovec, kMostEntries> entries;
+    std::array<iovec, kIovMax> entries;
     const FrameQueue::Gathered next = queue_.gather(entries);
     lock.unlock();
     const IoResult result = stream_->write(std::span(entries).first(next.entries), next.fds);

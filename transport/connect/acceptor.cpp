@@ -46,7 +46,7 @@ std::uint64_t networkOf(const std::string& host) {
   return networkOf(place);
 }
 
-// Others are told to members for what they want, or TLS tells them (kCertificate).
+// The other codes answer members, and are no attack; TLS counts kCertificate.
 constexpr std::array kCauses{std::pair{RefusalCode::kKey, RefusalCause::kKey},
                              std::pair{RefusalCode::kGroup, RefusalCause::kGroup},
                              std::pair{RefusalCode::kIdentity, RefusalCause::kIdentity},

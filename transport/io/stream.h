@@ -27,7 +27,8 @@ namespace weft::transport {
 // sender longer than filling them.
 inline constexpr std::size_t kWakePiece = std::size_t{512} << 10;
 
-// The most descriptors that go with one write.
+// The most entries of one read or write (IOV_MAX), and the most descriptors that go with a write.
+inline constexpr std::size_t kIovMax = 1024;
 inline constexpr std::size_t kMaxFds = 16;
 
 struct IoResult {
