@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import select
@@ -187,19 +186,22 @@ def fork_while_calling(to: str, children: int) -> list[int]:
     stop = threading.Event()
     failures: list[str] = []
 
+    def use():
+        rpc.rpc_sync(to, torch.add, args=(torch.ones(20_000), 1))
+        rpc.remote(to, torch.ones, args=([2],)).to_here()
+
     def call():
-        with contextlib.suppress(StopIteration):
-            while not stop.is_set():
-                try:
-                    rpc.rpc_sync(to, torch.add, args=(torch.ones(20_000), 1))
-                    rpc.remote(to, torch.ones, args=([2],)).to_here()
-                except RuntimeError as error:
-                    failures.append(str(error))
-                    return
+        while not stop.is_set():
+            try:
+                use()
+            except RuntimeError as error:
+                failures.append(str(error))
+                return
 
     def body():
         _refused(lambda: rpc.rpc_sync(to, torch.add, args=(torch.ones(2), 1)))
 
+    use()  # what torch makes at an operator's first call has a lock that a fork would leave taken
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
