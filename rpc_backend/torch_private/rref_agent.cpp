@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -38,20 +39,41 @@ std::shared_ptr<RpcAgent> exchangeAgent(std::shared_ptr<RpcAgent> next) {
   return former;
 }
 
-// torch loads its current agent by std::atomic_load, in most of its functions; libstdc++ takes one
-// of its mutexes for that (bits/shared_ptr_atomic.h), this one.
-std::optional<std::_Sp_locker>& agentLock() {
-  static std::optional<std::_Sp_locker> held;
+// torch loads its current agent in most of its functions, and a fork must not find that locked.
+// Where it is a plain pointer, libstdc++ takes one of its mutexes (bits/shared_ptr_atomic.h), which
+// is held across the fork. Where it is an atomic one (2.15), it has a bit that another thread may
+// have set: the child's begins anew.
+class AgentAcrossFork {
+ public:
+  void hold(std::shared_ptr<RpcAgent>* place) { lock_.emplace(place); }
+  void hold(std::atomic<std::shared_ptr<RpcAgent>>* place) { agent_ = place->load(); }
+  // Drop the result without a lock: it may be the last reference.
+  std::shared_ptr<RpcAgent> letGo() {
+    lock_.reset();
+    return std::move(agent_);
+  }
+  void beginInChild(std::shared_ptr<RpcAgent>*) { lock_.reset(); }
+  void beginInChild(std::atomic<std::shared_ptr<RpcAgent>>* place) {
+    new (place) std::atomic<std::shared_ptr<RpcAgent>>(std::move(agent_));
+  }
+
+ private:
+  std::optional<std::_Sp_locker> lock_;
+  std::shared_ptr<RpcAgent> agent_;
+};
+
+AgentAcrossFork& agentAcrossFork() {
+  static AgentAcrossFork held;
   return held;
 }
 
 void beforeFork() {
   of(context(), Mutex{}).lock();
-  agentLock().emplace(member(CurrentAgent{}));
+  agentAcrossFork().hold(member(CurrentAgent{}));
 }
 
 void afterFork() {
-  agentLock().reset();
+  const auto agent = agentAcrossFork().letGo();
   of(context(), Mutex{}).unlock();
 }
 
@@ -61,7 +83,8 @@ void endInChild() {
   auto& sending = of(context(), DestroyedMutex{});
   new (&sending) std::mutex;
   of(context(), Destroyed{}) = true;
-  afterFork();
+  agentAcrossFork().beginInChild(member(CurrentAgent{}));
+  of(context(), Mutex{}).unlock();
 }
 
 // While the context is marked as destroyed this sends nothing.
