@@ -48,10 +48,12 @@ class Group:
     def watch(self, program: subprocess.Popen[bytes]) -> None:
         """Until the program has ended: starts workers again."""
         ending = os.pidfd_open(program.pid)
-        while ending not in (ended := _ended([ending, *self._workers])):
-            for worker in ended:
-                self._lost(worker)
-        os.close(ending)
+        try:
+            while ending not in (ended := _ended([ending, *self._workers])):
+                for worker in ended:
+                    self._lost(worker)
+        finally:
+            os.close(ending)
 
     def end(self, patience: float = _PATIENCE) -> None:
         """Waits until the workers have left, and kills those that do not."""

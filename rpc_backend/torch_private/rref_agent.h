@@ -1,7 +1,8 @@
 // Through which agent RRefs send their messages when they are forked and dropped: torch's
 // RRefContext keeps it, for the process. Any thread.
 //
-// It names private members (private_member.h), which are the same in 2.11 to 2.15.
+// It names private members (private_member.h), which are the same in 2.11 to 2.15, but that 2.15
+// keeps its current agent in an atomic pointer.
 #pragma once
 
 namespace weft::rpc::torch_rrefs {

@@ -6,11 +6,18 @@
 
 namespace weft::transport {
 
+namespace {
+
+void awaitBytes(OutFrame& frame, BulkConnection* bulk) {
+  frame.awaitBytes();
+  if (bulk != nullptr) bulk->wake();
+}
+
+}  // namespace
+
 void awaitAllBytes(OutFrame& frame, BulkConnection* bulk) {
-  while (frame.filling() != nullptr) {
-    frame.awaitBytes();
-    if (bulk != nullptr) bulk->wake();
-  }
+  while (frame.filling() != nullptr)
+    awaitBytes(frame, bulk);
 }
 
 std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
@@ -21,8 +28,7 @@ std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
     IoResult result{0, EAGAIN, false};
     if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
     if (result.error == EAGAIN && frame.filling() != nullptr) {
-      frame.awaitBytes();
-      if (bulk != nullptr) bulk->wake();
+      awaitBytes(frame, bulk);
       continue;
     }
     if (result.error != 0) break;
