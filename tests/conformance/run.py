@@ -21,6 +21,7 @@ from conformance.cases import FORK, FORK_FULL_EXIT, SKIPPED, SPAWN, Case, Verdic
 from conformance.report import Report  # noqa: E402
 
 _DEFAULT_GROUPS = ("generic", "agent", "faulty", "process_group")
+NONE_SELECTED = 5  # as pytest's exit code
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -34,7 +35,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         action="append",
         help="a suite, or a group: generic, agent, faulty, process_group, cuda",
     )
-    add("--only", type=re.compile, metavar="REGEX", help="tests whose Suite.test contains it")
+    add(
+        "--only",
+        action="append",
+        default=[],
+        type=re.compile,
+        metavar="REGEX",
+        help="tests whose Suite.test contains it; given twice, both",
+    )
     add("--short", action="store_true", help="the fixed sample for other versions of PyTorch")
     add(
         "--spawn",
@@ -85,8 +93,7 @@ def select(cases: list[Case], options: argparse.Namespace, missing: list[str]) -
     elif options.short:
         starts = dict.fromkeys(sample.names(sample.SHORT), FORK)
         chosen = _sampled(chosen, starts, missing)
-    if options.only:
-        chosen = [case for case in chosen if options.only.search(case.name)]
+    chosen = [case for case in chosen if all(only.search(case.name) for only in options.only)]
     return [case for case in chosen for _ in range(options.repeat)]
 
 
@@ -116,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if not chosen:
         print("\n".join([*missing, "no test is selected"]))
-        return 2
+        return NONE_SELECTED if options.only else 2
     if threads := len(os.listdir("/proc/self/task")) - 1:
         print(f"warning: {threads} threads run after the imports; forked tests may hang")
     print(f"{len(chosen)} tests on {options.backend}; ready in {time.monotonic() - started:.1f} s")

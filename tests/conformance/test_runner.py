@@ -155,7 +155,8 @@ def test_a_known_flaky_test_is_tried_again_and_told(
 
 
 def test_an_unknown_selection_is_no_success(runner: Runner) -> None:
-    assert runner("--only", "no_such_test")[0] == 2
+    assert runner("--only", "no_such_test")[0] == 5
+    assert runner("--only", "passes", "--only", "fails")[0] == 5
     assert runner("--suite", "NoSuchSuite")[0] == 2
 
 
