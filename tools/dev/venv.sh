@@ -3,6 +3,7 @@
 
 PIP_PACKAGES=(
   "torch==$TORCH_VERSION"
+  "cuda-toolkit[crt,cccl]"             # headers that those of torch's CUDA packages include
   numpy                                # torch wants it, the examples use it
   scikit-learn matplotlib tqdm         # examples/digits: data, loss curve, progress bar
   rich                                 # weft.top's table
@@ -53,7 +54,7 @@ venv_install() {
     say "venv: making $VENV from $BASE_PYTHON"
     "$BASE_PYTHON" -m venv --clear "$VENV" || die "python3 -m venv failed; see ./dev doctor"
   fi
-  say "venv: installing torch $TORCH_VERSION and ${#PIP_PACKAGES[@]} tools (minutes the first time)"
+  say "venv: installing torch $TORCH_VERSION and ${#PIP_PACKAGES[@]} packages (minutes the first time)"
   local install=("$PY" -m pip install --quiet --disable-pip-version-check --retries 5)
   "${install[@]}" "${PIP_PACKAGES[@]}" >&2 </dev/null
   "${install[@]}" --no-deps "${PIP_PACKAGES_ALONE[@]}" >&2 </dev/null
