@@ -53,6 +53,12 @@ std::unordered_map<c10::TensorImpl*, Placed>& placed() {
   return *nodes;
 }
 
+// Where no gradient goes on: a leaf, or the input of another cell.
+bool isEnd(const autograd::Node& node) {
+  return typeid(node) == typeid(autograd::AccumulateGrad) ||
+         (typeid(node) == typeid(IdentityNode) && node.num_outputs() == 0);
+}
+
 }  // namespace
 
 GradientSinkGuard::GradientSinkGuard(const GradientSink& sink)
@@ -123,11 +129,12 @@ void refuseUnregisteredLeaves(const autograd::edge_list& outputs, const NodePtr&
     autograd::Node* const node = rest.back();
     rest.pop_back();
     TORCH_CHECK(
-        typeid(*node) != typeid(autograd::AccumulateGrad), "stage ", stage,
+        !isEnd(*node), "stage ", stage,
         " uses a tensor that requires a gradient and is neither an input of it nor one of its "
         "registered parameters. It would get no gradient: register it with nn.Parameter, or pass "
-        "it as an input. What a remote call gives is such a tensor, too: a weft.RemoteModule can "
-        "be a stage of a Pipe with a schedule; detach what other calls give.");
+        "it as an input, in a tuple, a list or a dictionary. What a remote call gives is such a "
+        "tensor, too: a weft.RemoteModule can be a stage of a Pipe with a schedule; detach what "
+        "other calls give.");
     for (const autograd::Edge& edge : node->next_edges())
       visit(edge);
   }

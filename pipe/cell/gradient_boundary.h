@@ -74,7 +74,8 @@ class GradientBoundary {
 
 // Walks a stage's graph from its outputs to its ends, which are `input` (may be none) and those
 // `edges` of a boundary that have the `places` of the stage's parameters. Throws if it comes to a
-// leaf: that is neither an input nor a registered parameter, and would silently get no gradient.
+// leaf, or to another cell's input: that is neither an input nor a registered parameter, and would
+// silently get no gradient.
 void refuseUnregisteredLeaves(const torch::autograd::edge_list& outputs, const NodePtr& input,
                               const torch::autograd::edge_list& edges,
                               const std::vector<std::size_t>& places, std::size_t stage);

@@ -10,6 +10,7 @@
 
 #include "pipe/cell/gradient_boundary.h"
 #include "pipe/cell/graph_run.h"
+#include "pipe/cell/hidden_tensors.h"
 #include "pipe/data/memory.h"
 
 namespace weft::pipe {
@@ -69,14 +70,16 @@ Activations MicroBatchCell::forward(Activations input, bool checkpoint, const Rn
       !differentiable || wanted, "stage ", stage_,
       " gave an output that requires a gradient, but neither its inputs nor its registered "
       "parameters do: a tensor used inside it must be a registered parameter, or an input.");
-  if (!differentiable) {
-    drop();
-  } else if (checkpointed_) {
+  // Only another run can tell whether an object hides a graph.
+  const bool again = checkpointed_ && (differentiable || mayHideGraph(output.structure.get()));
+  if (again) {
     state_ = CellState::kCheckpointed;
     input_.noteVersions();
-  } else {
+  } else if (differentiable) {
     state_ = CellState::kGraph;
     input_.dropValues();
+  } else {
+    drop();
   }
   return output;
 }
@@ -124,6 +127,7 @@ Activations MicroBatchCell::perform(CellPass pass) {
                 stage_, context.pipeline.consumers[stage_]);
   }
   if (pass != CellPass::kCheckpoint && context.grad) {
+    refuseHiddenGraphs(output.structure.get(), stage_);
     refuseUnregisteredLeaves(output_edges_, input_.node(), parameterEnds(),
                              context.parameters.of_stage[stage_], stage_);
   }

@@ -8,6 +8,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "pipe/engine/pipeline.h"
+#include "pipe/python/caller_context.h"
 #include "pipe/python/gil.h"
 #include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
@@ -104,6 +105,7 @@ class Engine {
     input.checkpoint = checkpoint;
     // A cached weight belongs to all micro-batches' graphs.
     input.plain = cachesParametrizations() || isInsideCheckpoint();
+    const CallerContext context;
     Batch result;
     {
       const py::gil_scoped_release no_gil;

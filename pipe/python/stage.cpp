@@ -3,6 +3,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
+#include "pipe/python/caller_context.h"
 #include "pipe/python/gil.h"
 #include "pipe/python/module_tensors.h"
 #include "pipe/python/values.h"
@@ -26,16 +29,22 @@ struct SkipsGuard {
 
 bool isTrue(const py::object& value) { return PyObject_IsTrue(value.ptr()) != 0; }
 
-// All of a sequential module's layers; nothing if one is not TorchScript.
-std::optional<ScriptStage> scripted(const py::object& module) {
+// Null if there are no layers, or one is not TorchScript.
+std::shared_ptr<ScriptStage> scripted(const py::object& layers) {
   const py::object script = py::module_::import("torch.jit").attr("ScriptModule");
-  std::vector<torch::jit::Module> layers;
-  for (const py::handle layer : module) {
-    if (!py::isinstance(layer, script)) return std::nullopt;
-    layers.push_back(layer.attr("_c").cast<torch::jit::Module>());
+  std::vector<torch::jit::Module> modules;
+  for (const py::handle layer : layers) {
+    if (!py::isinstance(layer, script)) return nullptr;
+    modules.push_back(layer.attr("_c").cast<torch::jit::Module>());
   }
-  if (layers.empty()) return std::nullopt;
-  return ScriptStage(std::move(layers));
+  if (modules.empty()) return nullptr;
+  return std::make_shared<ScriptStage>(std::move(modules));
+}
+
+bool areSame(const py::list& one, const py::list& other) {
+  return one.size() == other.size() &&
+         std::equal(one.begin(), one.end(), other.begin(),
+                    [](py::handle layer, py::handle now) { return layer.is(now); });
 }
 
 // Whether a layer is what torch.compile(layer) gives, or layer.compile() has been called.
@@ -90,31 +99,43 @@ PythonStage::PythonStage(py::object module, py::object skips)
     : module_(std::move(module)),
       skips_(std::move(skips)),
       compiled_(hasCompiled(module_)),
-      script_(scripted(module_)) {}
+      layers_(py::list(module_)),
+      script_(scripted(layers_)) {}
 
 PythonStage::~PythonStage() {
+  dropWithGil(layers_);
   dropWithGil(module_);
   dropWithGil(skips_);
 }
 
 void PythonStage::prepare() {
-  if (!script_) return;
-  withGil([&] {
-    bool hooked = hasGlobalHooks() || hasHooks(module_);
-    for (const py::handle layer : module_)
-      hooked |= hasHooks(layer);
-    hooked_.store(hooked, std::memory_order_relaxed);
-  });
+  if (script()) withGil([&] { lookAtLayers(); });
+}
+
+void PythonStage::lookAtLayers() {
+  py::list layers(module_);
+  if (!areSame(layers, layers_)) {
+    std::shared_ptr<ScriptStage> now = scripted(layers);
+    layers_ = layers;
+    const std::lock_guard lock(script_mutex_);  // another caller's mini-batch may run it
+    script_.swap(now);
+  }
+  bool hooked = hasGlobalHooks() || hasHooks(module_);
+  for (const py::handle layer : layers)
+    hooked |= hasHooks(layer);
+  hooked_.store(hooked, std::memory_order_relaxed);
 }
 
 Batch PythonStage::forward(const Batch& input) {
-  if (runsScript()) return script_->forward(input);
+  const auto script = this->script();
+  if (script && !isHooked()) return script->forward(input);
   return withGil([&] { return call(input); });
 }
 
 Batch PythonStage::forwardAgain(const Batch& input, const StageTensors& then) {
-  if (runsScript()) return script_->forwardAgain(input, then);
-  if (script_) return Stage::forwardAgain(input, then);
+  const auto script = this->script();
+  if (script && !isHooked()) return script->forwardAgain(input, then);
+  if (script) return Stage::forwardAgain(input, then);
   return withGil([&] {
     refuseCachedParametrizations();
     const TensorSlotGuard guard(static_cast<const ModuleTensors&>(then).slots);
@@ -124,6 +145,7 @@ Batch PythonStage::forwardAgain(const Batch& input, const StageTensors& then) {
 
 Batch PythonStage::call(const Batch& input) {
   const SkipsGuard guard(skips_.ptr());
+  const StageVariables variables;
   const py::tuple arguments = toArguments(input);
   const auto result =
       py::reinterpret_steal<py::object>(PyObject_Call(module_.ptr(), arguments.ptr(), nullptr));

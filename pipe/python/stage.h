@@ -5,7 +5,8 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
-#include <optional>
+#include <memory>
+#include <mutex>
 
 #include "pipe/stage/script_stage.h"
 #include "pipe/stage/stage.h"
@@ -30,13 +31,21 @@ class PythonStage final : public Stage {
 
  private:
   Batch call(const Batch& input);
-  bool runsScript() const { return script_ && !hooked_.load(std::memory_order_relaxed); }
+  // Looks at the layers, of which the program may have replaced some.
+  void lookAtLayers();
+  std::shared_ptr<ScriptStage> script() const {
+    const std::lock_guard lock(script_mutex_);
+    return script_;
+  }
+  bool isHooked() const { return hooked_.load(std::memory_order_relaxed); }
 
   pybind11::object module_;
   pybind11::object skips_;
   const bool compiled_;
-  std::optional<ScriptStage> script_;
-  std::atomic<bool> hooked_{false};  // layers have hooks, which only Python calls
+  pybind11::object layers_;  // when they were looked at last: a list
+  mutable std::mutex script_mutex_;
+  std::shared_ptr<ScriptStage> script_;  // null unless all layers are TorchScript
+  std::atomic<bool> hooked_{false};      // layers have hooks, which only Python calls
 };
 
 // The skips of the stage that runs on this thread; None outside of one. With the GIL.

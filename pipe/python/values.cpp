@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "pipe/python/referents.h"
 #include "third_party/torch/interpreter.h"
 
 namespace weft::pipe {
@@ -13,6 +14,11 @@ namespace py = pybind11;
 namespace {
 
 using Kind = Structure::Kind;
+
+bool isPlain(PyObject* object) {
+  return object == Py_None || PyLong_Check(object) || PyFloat_CheckExact(object) ||
+         PyUnicode_CheckExact(object);
+}
 
 // A Python object in an IValue. torch's own holder cannot be linked: libtorch_python hides what it
 // infers types with.
@@ -35,11 +41,13 @@ class HeldObject final : public c10::ivalue::PyObjectHolder {
     const py::gil_scoped_acquire gil;
     return scriptValue(object_).value();
   }
-  std::string toStr() override {
+  // Names it in messages: what str() of it says may be long.
+  std::string toStr() override { return Py_TYPE(object_.ptr())->tp_name; }
+  std::vector<at::Tensor> extractTensors() override {
+    if (isPlain(object_.ptr())) return {};
     const py::gil_scoped_acquire gil;
-    return py::str(object_);
+    return tensorsBehind(object_);
   }
-  std::vector<at::Tensor> extractTensors() override { return {}; }
 
  private:
   static std::optional<c10::IValue> scriptValue(py::handle object) {
@@ -72,11 +80,6 @@ c10::IValue held(py::handle object) {
 py::object heldIn(const c10::IValue& value) {
   if (!value.isPyObject()) return torch::jit::toPyObject(value);  // from a script stage
   return py::reinterpret_borrow<py::object>(value.toPyObject());
-}
-
-bool isPlain(PyObject* object) {
-  return object == Py_None || PyLong_Check(object) || PyFloat_CheckExact(object) ||
-         PyUnicode_CheckExact(object);
 }
 
 // A subclass that is Python's alone: the tensors that the engine makes of it are torch's own. Those

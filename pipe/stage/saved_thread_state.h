@@ -1,11 +1,13 @@
-// The thread-local settings that a stage's operations depend on: autocast, saved-tensor hooks and
-// torch function modes (a default device is one). The forward saves them for its recomputations.
+// The thread-local settings that a stage's operations depend on: autocast, saved-tensor hooks,
+// torch function modes (a default device is one) and Python objects (context variables are one).
+// The forward saves them for its recomputations.
 // (at::ThreadLocalState brings everything thread-local to the forward's workers; the backward has a
 // state of its own for the rest.)
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/autocast_mode.h>
 
 #include <vector>
@@ -23,6 +25,7 @@ class SavedThreadState {
     }
     state.hooks_ = at::SavedTensorDefaultHooks::get_tls_state();
     state.modes_ = at::impl::PythonTorchFunctionTLS::get_state();
+    state.objects_ = at::impl::ThreadLocalPythonObjects::get_state();
     return state;
   }
   // Sets it on the calling thread.
@@ -33,6 +36,7 @@ class SavedThreadState {
     }
     at::SavedTensorDefaultHooks::set_tls_state(hooks_);
     at::impl::PythonTorchFunctionTLS::set_state(modes_);
+    at::impl::ThreadLocalPythonObjects::set_state(objects_);
   }
   // Hooks on tensors that autograd saves.
   bool hasHooks() const { return !hooks_.stack.empty(); }
@@ -46,6 +50,7 @@ class SavedThreadState {
   std::vector<Autocast> autocast_;
   at::impl::SavedTensorDefaultHooksTLS hooks_;
   at::impl::PythonTorchFunctionTLS modes_;
+  at::impl::ThreadLocalPythonObjects objects_;
 };
 
 // Sets a saved state on the calling thread, and the state before it again at its end.

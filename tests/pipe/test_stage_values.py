@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +147,112 @@ def test_tensors_stay_of_their_class(mode, way):
     assert_same(gradients(pipe), [torch.tensor(32.0)] * 3)
 
 
+@dataclass
+class Box:
+    """Nothing that torch.utils._pytree knows."""
+
+    content: Any
+
+
+class Slots:
+    __slots__ = ("content",)
+
+    def __init__(self, content):
+        self.content = content
+
+
+HOLDERS = {
+    "dataclass": Box,
+    "slots": Slots,
+    "in a list": lambda tensor: [1, Box(tensor)],
+    "a dictionary inside": lambda tensor: Box({"inner": [tensor]}),
+    "nested": lambda tensor: Box(Slots(Box(tensor))),
+}
+
+
+def opened(box):
+    while not isinstance(box, torch.Tensor):
+        if isinstance(box, dict):
+            box = box["inner"]
+        box = box[-1] if isinstance(box, list) else box.content
+    return box
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_graph_inside_an_object_is_an_error(mode, holder):
+    def give(w, x):
+        return x * w, HOLDERS[holder](x.tanh() * w)
+
+    with pytest.raises(TypeError, match=r"stage 1 gave a tensor .* of class (Box|Slots|list)"):
+        run(
+            [lambda w, x: x * w, give, lambda w, x, box: w * (x + opened(box))],
+            torch.ones(4),
+            mode=mode,
+        )[1].sum().backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_inside_an_object_beside_integers_is_an_error(mode):
+    with pytest.raises(TypeError, match="stage 0 gave a tensor"):
+        run(
+            [lambda w, x: (torch.arange(2), Box(x * w)), lambda w, n, box: w * n * box.content],
+            torch.ones(4),
+            mode=mode,
+        )[1].sum().backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_objects_without_a_graph_pass(mode):
+    layer = nn.Linear(1, 1)
+    layer.kept = layer.weight * 2
+
+    def give(w, x):
+        return x * w, Box([x.detach(), torch.ones(2, requires_grad=True), layer, 10_000 * [[]]])
+
+    pipe, output = run([give, lambda w, x, box: w * (x + box.content[0])], torch.ones(4), mode=mode)
+    output.sum().backward()
+    assert_same(gradients(pipe), [torch.tensor(8.0), torch.tensor(12.0)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_that_another_stage_kept_aside_is_an_error(way):
+    kept = {}
+
+    def keep(w, x):
+        kept["tensor"] = x.tanh()
+        return x * w
+
+    with pytest.raises(RuntimeError, match=r"stage 2 uses a tensor .* neither an input of it"):
+        run(
+            [lambda w, x: x * w, keep, lambda w, x: w * (x + kept["tensor"])],
+            torch.ones(4),
+            mode="never",
+            way=way,
+            chunks=1,
+        )
+
+
+@torch.jit.script
+class ScriptBox:
+    def __init__(self, content: torch.Tensor):
+        self.content = content
+
+
+class MakeScriptBox(nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x, ScriptBox(x.tanh())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_inside_an_object_of_torchscript_is_an_error(mode):
+    pipe = make_pipe(
+        nn.Sequential(nn.Linear(4, 4), torch.jit.script(MakeScriptBox())), chunks=2, checkpoint=mode
+    )
+    with pytest.raises(TypeError, match=r"stage 1 gave a tensor .* of class .*ScriptBox"):
+        pipe(torch.ones(4, 4)).local_value()[0].sum().backward()
+
+
 def test_what_is_refused():
     with pytest.raises(TypeError, match="inputs do not have any tensors"):
         run([lambda _w, x: x], "a")
@@ -209,3 +317,23 @@ def test_script_modules_run_without_python():
         pipe.partitions[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
         pipe(x)
         assert len(calls) == 2
+
+
+@pytest.mark.parametrize("make", [lambda layer: layer, torch.jit.script], ids=["python", "script"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_in_the_place_of_a_script_module(make, mode):
+    layers = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Tanh()))
+    pipe = make_pipe(layers, "threads", chunks=2, checkpoint=mode)
+    x = torch.randn(4, 4)
+    assert_same(pipe(x).local_value(), pipe[0](x).tanh())
+    for other in (make(nn.ReLU()), make(nn.Linear(4, 4)), make(nn.Sigmoid())):
+        pipe.partitions[1][0] = other
+        output = pipe(x).local_value()
+        expected = other(pipe[0](x))
+        assert_same(output, expected)
+        pipe.zero_grad()
+        output.sum().backward()
+        found = gradients(pipe)
+        pipe.zero_grad()
+        expected.sum().backward()
+        assert_same(found, gradients(pipe))

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
+
 import pytest
 import torch
-from pipe_models import MODES, WAYS, Counter, assert_same, gradients, make_pipe, mlp, plain_copy
+from pipe_models import (
+    MODES,
+    WAYS,
+    Counter,
+    PipeAsLayer,
+    assert_same,
+    gradients,
+    make_pipe,
+    mlp,
+    plain_copy,
+)
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -77,6 +89,40 @@ def test_profiler_labels(way):
     assert {"weft::pipe.F0.mb0", "weft::pipe.F4.mb1", "weft::pipe.R0.mb0"} <= names
     assert {"weft::pipe.B4.mb1", "weft::pipe.B0.mb0"} <= names
     assert {"chunk0-part0", "chunk1-part4"} <= names  # upstream's
+
+
+SCALE = contextvars.ContextVar("scale", default=1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_context_variables(mode, way):
+    """A stage and its recomputation have the caller's, and keep what they set to themselves."""
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            scale = SCALE.get()
+            SCALE.set(7.0)
+            return x * self.weight * scale
+
+    inner = make_pipe(nn.Sequential(Stage(), Stage()), way, checkpoint=mode)
+    pipe = make_pipe(
+        nn.Sequential(Stage(), PipeAsLayer(inner), Stage()), way, chunks=2, checkpoint=mode
+    )
+    for scale in (3.0, 2.0):
+        pipe.zero_grad()
+        token = SCALE.set(scale)
+        output = pipe(torch.ones(2, 1)).local_value()
+        assert SCALE.get() == scale
+        SCALE.reset(token)
+        assert_same(output, torch.full((2, 1), scale**4))
+        output.sum().backward()
+        assert_same(gradients(pipe), [torch.tensor(2 * scale**4)] * 4)
+        assert SCALE.get() == 1.0
 
 
 @pytest.mark.parametrize("way", WAYS)
