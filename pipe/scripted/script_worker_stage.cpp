@@ -124,14 +124,20 @@ Tensors ScriptWorkerStage::inputGradients(std::size_t micro_batch,
   Held held = take(micro_batch);
   const Roots found = roots(held, gradients);
   if (found.outputs.empty()) return Tensors(held.inputs.size());
-  auto& half = half_done_.try_emplace(micro_batch, found.outputs, held.inputs).first->second;
-  return half.inputGradients(found.gradients);
+  auto half = std::make_unique<SplitBackward>(found.outputs, held.inputs);
+  if (!half->isSplit()) {  // it adds to gradients now, and those before it come first
+    for (auto& [number, earlier] : half_done_)
+      earlier->accumulateParameterGradients();
+    half_done_.clear();
+  }
+  auto& kept = half_done_[micro_batch] = std::move(half);
+  return kept->inputGradients(found.gradients);
 }
 
 void ScriptWorkerStage::weights(std::size_t micro_batch) {
   const auto half = half_done_.find(micro_batch);
   if (half == half_done_.end()) return;
-  half->second.accumulateParameterGradients();
+  half->second->accumulateParameterGradients();
   half_done_.erase(half);
 }
 

@@ -85,7 +85,7 @@ class WEFT_API ScriptWorkerStage {
   const std::vector<torch::jit::Module> layers_;
   PythonValues* const python_;
   std::map<std::size_t, Held> held_;
-  std::map<std::size_t, SplitBackward> half_done_;
+  std::map<std::size_t, std::unique_ptr<SplitBackward>> half_done_;
 };
 
 }  // namespace weft::pipe

@@ -154,6 +154,112 @@ def test_a_scheduler_of_the_last_optimizer_gets_what_it_steps_by(group):
     assert group[0].call(measures, "ReduceLROnPlateau") == pytest.approx(0.1)
 
 
+def are_replaced() -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    rates = torch.optim.lr_scheduler
+    former = pipe.optimizer(torch.optim.SGD, lr=8.0)
+    first = former.scheduler(rates.ExponentialLR, gamma=0.5)
+    second = former.scheduler(rates.MultiStepLR, milestones=[3])
+    for use in (first.step, first.get_last_lr):
+        with pytest.raises(RuntimeError, match=r"this ExponentialLR .* has made a MultiStepLR"):
+            use()
+    last = pipe.optimizer(torch.optim.AdamW, lr=0.1)
+    with pytest.raises(RuntimeError, match=r"this MultiStepLR of the Pipe is gone"):
+        second.step()
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    state = copy.deepcopy(pipe.state_dict())
+    kept = last.state_dict()
+    uses = (former.step, former.zero_grad, former.state_dict, lambda: former.load_state_dict(kept))
+    for use in (*uses, lambda: former.scheduler(rates.StepLR, step_size=1)):
+        with pytest.raises(RuntimeError, match=r"this SGD .* has made a AdamW"):
+            use()
+    same(pipe.state_dict(), state)
+    last.step()
+    pipe.close()
+
+
+def test_what_another_optimizer_or_scheduler_has_replaced_says_so(group):
+    group[0].call(are_replaced)
+
+
+def chained(optimizer: torch.optim.Optimizer, gamma: float):
+    rates = torch.optim.lr_scheduler
+    several = [rates.ExponentialLR(optimizer, gamma), rates.MultiStepLR(optimizer, [3], 0.1)]
+    return rates.ChainedScheduler(several, optimizer)
+
+
+def in_turn(optimizer: torch.optim.Optimizer, gamma: float):
+    rates = torch.optim.lr_scheduler
+    several = [rates.ConstantLR(optimizer, 0.5), rates.ExponentialLR(optimizer, gamma)]
+    return rates.SequentialLR(optimizer, several, [2])
+
+
+def have_several_rates(folder: str, way: str) -> None:
+    """Also after a checkpoint."""
+    several = {"chained": chained, "in turn": in_turn}[way]
+    own = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    plain = several(own, gamma=0.5)
+    for number in range(2):
+        pipe = pipe_of("0122", 2, "1f1b")
+        optimizer = pipe.optimizer(torch.optim.SGD, lr=0.1)
+        scheduler = optimizer.scheduler(several, gamma=0.5)
+        if number:
+            pipe.load_checkpoint(f"{folder}/here")
+        for _ in range(2):
+            optimizer.step()
+            own.step()
+            scheduler.step()
+            plain.step()
+            assert scheduler.get_last_lr() == plain.get_last_lr()
+        pipe.save_checkpoint(f"{folder}/here")
+        pipe.close()
+
+
+@pytest.mark.parametrize("way", ["chained", "in turn"])
+def test_a_function_makes_one_scheduler_of_several(group, tmp_path, way):
+    group[0].call(have_several_rates, str(tmp_path), way)
+
+
+def has_an_odd_state(folder: str) -> None:
+    import weft
+
+    layers = [nn.Linear(4, 4), weft.WithDevice(models.HasExtraState(4, 3), "worker1/cpu")]
+    pipe = weft.Pipe(nn.Sequential(*layers), schedule="1f1b")
+    said = r"load_checkpoint would not read .*: 1\._extra_state \(Unsupported .*Hidden"
+    with pytest.raises(RuntimeError, match=said):
+        pipe.save_checkpoint(f"{folder}/here")
+    pipe.at_workers(knows_hidden, True)
+    try:
+        pipe.save_checkpoint(f"{folder}/here")
+        pipe.load_checkpoint(f"{folder}/here")
+    finally:
+        pipe.at_workers(knows_hidden, False)
+    pipe.close()
+
+
+def knows_hidden(_pipe: str, does: bool) -> None:
+    if does:
+        torch.serialization.add_safe_globals([models.Hidden])
+    else:
+        torch.serialization.clear_safe_globals()
+
+
+def test_a_state_that_would_not_be_read_is_not_written(group, tmp_path):
+    group[0].call(has_an_odd_state, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def has_the_order_of_the_layers() -> None:
+    state, plain = pipe_of("2110", 2, "1f1b").state_dict(), models.plain().state_dict()
+    assert list(state) == list(plain)
+    of_modules = [key for key in state._metadata if key]
+    assert of_modules == [key for key in plain._metadata if key]
+
+
+def test_a_state_has_the_order_of_the_layers(group):
+    group[0].call(has_the_order_of_the_layers)
+
+
 def frozen_after_the_optimizer_was_made() -> None:
     import weft
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import time
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import worker_models as models
 from torch import nn
 from torch.autograd import forward_ad
-from worker_pipes import CROSS_ENTROPY, held_anywhere, pipe_of
+from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of, same
 from workers import Group
 
 
@@ -186,6 +187,10 @@ def refused(case: str) -> str:
                 torch.func.jvp(lambda x: pipe(x).to_here(), (inputs,), (inputs,))
             else:
                 torch.vmap(lambda x: pipe.step(x, targets, loss=CROSS_ENTROPY))(inputs[None])
+        elif case.startswith("mode"):
+            pipe = weft.Pipe(nn.Sequential(away), chunks=2, schedule="gpipe")
+            with models.Doubles() if case == "mode" else torch.device("cpu"):
+                pipe.step(inputs, targets, loss=CROSS_ENTROPY)
         elif case in ("in place", "autocast", "no_grad", "parameters", "to", "apply"):
             model = nn.Sequential(weft.WithDevice(models.AddsInPlace(), "worker1/cpu"), away)
             pipe = weft.Pipe(model, chunks=2, checkpoint="always", schedule="gpipe")
@@ -229,6 +234,8 @@ def refused(case: str) -> str:
         ("tangent", "ValueError: an input has a forward-mode gradient"),
         ("jvp", "ValueError: a transform of torch.func is active here"),
         ("vmap", "ValueError: a transform of torch.func is active here"),
+        ("mode", "ValueError: the torch function mode Doubles is active here"),
+        ("mode of the default device", "nothing"),
         ("no worker", "nobody"),
         ("state", 'Missing key(s) in state_dict: "0.bias"'),
         ("in place", "the stage changes its input in place"),
@@ -256,6 +263,62 @@ def is_slow_to_move() -> None:
 def test_the_timeout_of_calls_does_not_bound_what_workers_are_asked_for():
     with Group(2, rpc_timeout=1) as workers:
         workers[0].call(is_slow_to_move)
+        workers.shutdown()
+
+
+_interrupted: list = []  # the driver's pipeline, from call to call
+
+
+def interrupted() -> None:
+    import weft
+
+    waits = weft.WithDevice(models.WaitsOnce(), "worker1/cpu")
+    _interrupted[:] = [weft.Pipe(nn.Sequential(nn.Linear(4, 4), waits), 2, schedule="1f1b")]
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted[0].step(*models.batch(), loss=CROSS_ENTROPY)
+
+
+def waits_in_a_backward() -> None:
+    assert models.WaitsOnce.came.wait(60)
+
+
+def is_given_up() -> None:
+    from waiting import wait_until
+
+    from weft.pipe._workers.part import parts
+
+    wait_until(lambda: all(one.arrivals.is_over(1) for one in parts.values()), "it is given up")
+
+
+def let_go() -> None:
+    models.WaitsOnce.goes.set()
+
+
+def goes_on_after_an_interrupt() -> None:
+    pipe = _interrupted[0]
+    pipe.zero_grad()
+    plain = nn.Sequential(nn.Linear(4, 4), models.WaitsOnce())
+    plain.load_state_dict(pipe.state_dict())
+    models.WaitsOnce.goes.set()
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    models.one_after_the_other(plain, *models.batch(), CROSS_ENTROPY, 2)
+    same(gradients_of(pipe), {name: one.grad for name, one in plain.named_parameters()})
+    pipe.close()
+
+
+def test_a_step_that_ctrl_c_left_ends_before_the_next():
+    """The first press ends the step, the second the wait for the worker, which is amid a backward."""
+    with Group(2) as workers:
+        workers[0].start(interrupted)
+        workers[1].call(waits_in_a_backward)
+        workers[0].signal(signal.SIGINT)
+        workers[1].call(is_given_up)
+        workers[0].signal(signal.SIGINT)
+        workers[0].result()
+        workers[0].start(goes_on_after_an_interrupt)
+        assert not workers[0].has_answered_within(0.5)
+        workers[1].call(let_go)
+        workers[0].result()
         workers.shutdown()
 
 

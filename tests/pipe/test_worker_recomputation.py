@@ -8,7 +8,15 @@ import pytest
 import torch
 import worker_models as models
 from torch import nn
-from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of, pipe_of_layers, same
+from worker_pipes import (
+    CROSS_ENTROPY,
+    check_gradients,
+    gradients_of,
+    held_anywhere,
+    pipe_of,
+    pipe_of_layers,
+    same,
+)
 
 OTHER_NUMBERS = "did not draw the random numbers of its first run: another thread or another Pipe"
 OTHER_VALUE = "gave another value 0 when it ran again for the backward"
@@ -39,16 +47,43 @@ def test_another_value_is_noticed(group, make, place):
     group[0].call(repeats_itself_not, make(), place, OTHER_VALUE)
 
 
+def writes_its_own_parameter(place: str, schedule: str, checkpoint: str) -> None:
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(5, 4, max_norm=1.0)
+    layers = [bag, nn.Linear(4, 3)]
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    pipe = pipe_of_layers(layers, [place, "2"], 4, schedule, checkpoint)
+    inputs, targets = torch.randint(5, (8, 3)), torch.randint(3, (8,))
+    for _ in range(2):
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+        models.one_after_the_other(plain, inputs, targets, CROSS_ENTROPY, 4)
+    check_gradients(pipe, plain)
+    same(pipe.state_dict(), plain.state_dict())
+    output = pipe(inputs).to_here()
+    with torch.no_grad():
+        pipe(inputs).to_here()  # its writes are the stage's own, too
+    output.sum().backward()
+    pipe.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["except_last", "always"])
+@pytest.mark.parametrize(("place", "schedule"), [("0", "1f1b"), ("1", "1f1b"), ("1", "gpipe")])
+def test_a_stage_may_write_its_own_parameters(group, place, schedule, checkpoint):
+    group[0].call(writes_its_own_parameter, place, schedule, checkpoint)
+
+
 def changes_parameters_between(how: str) -> None:
     pipe = pipe_of("0122", 2, "gpipe", "always")
     optimizer = pipe.optimizer(torch.optim.SGD, lr=0.5)
     inputs, targets = models.batch()
     pipe.step(inputs, targets, loss=CROSS_ENTROPY)
     output = pipe(inputs).to_here()
-    if how == "step":
-        optimizer.step()
-    else:
+    if how == "load":
         pipe.load_state_dict(pipe.state_dict())
+    else:
+        optimizer.step()
+    if how == "step and forward":
+        pipe(inputs).to_here()
     with pytest.raises(RuntimeError, match="a parameter of the stage was changed in place after"):
         output.sum().backward()
     del output
@@ -56,7 +91,7 @@ def changes_parameters_between(how: str) -> None:
     pipe.close()
 
 
-@pytest.mark.parametrize("how", ["step", "load"])
+@pytest.mark.parametrize("how", ["step", "load", "step and forward"])
 def test_parameters_that_change_before_the_backward_are_noticed(group, how):
     group[0].call(changes_parameters_between, how)
 

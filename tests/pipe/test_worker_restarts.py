@@ -90,6 +90,13 @@ def step_without_a_checkpoint() -> str:
     return said
 
 
+def loads_nothing(folder: str) -> str:
+    """Trains nothing but what the others have, either."""
+    with pytest.raises(FileNotFoundError):
+        _training[0].pipe.load_checkpoint(f"{folder}/nothing")
+    return step_without_a_checkpoint()
+
+
 def load(training: Training) -> None:
     from waiting import wait_until
 
@@ -147,6 +154,7 @@ def test_a_worker_that_comes_back_gets_its_stages_again(
     assert "worker2" in driver.result()
     group.again(2)
     assert "load_checkpoint builds its stages again" in driver.call(step_without_a_checkpoint)
+    assert "worker 'worker2' has no stage" in driver.call(loads_nothing, str(tmp_path))
     driver.call(goes_on)
 
 

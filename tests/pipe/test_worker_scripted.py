@@ -89,6 +89,27 @@ def passes(make: Callable[[], list[nn.Module]], places: str, cpp: list[bool]) ->
     pipe.close()
 
 
+def splits_some(scripts: bool) -> None:
+    """Those that cannot be split come after those before them, whose second halves wait."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4), models.OneOrTwo()]
+    plain, loss = nn.Sequential(*copy.deepcopy(layers)), MEAN()
+    if scripts:
+        layers, loss = list(map(torch.jit.script, layers)), torch.jit.script(loss)
+    pipe = pipe_of_layers(layers, "01", 8, "zb", "never")
+    inputs, targets = torch.randn(24, 4), torch.randn(24, 4)
+    pipe.step(inputs, targets, loss=loss)
+    models.one_after_the_other(plain, inputs, targets, MEAN(), 8)
+    same(gradients_of(pipe), {name: one.grad for name, one in plain.named_parameters()})
+    assert in_cpp(pipe) == [scripts, scripts]
+    pipe.close()
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+def test_a_backward_that_is_not_split_comes_in_its_turn(group, scripts):
+    group[0].call(splits_some, scripts)
+
+
 def linear() -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(4, 4)

@@ -39,6 +39,30 @@ def test_a_change_that_another_tensor_would_show_is_refused(group, places, chang
     group[0].call(shares_memory, places, changes, "never")
 
 
+def changes_its_input(places: str, checkpoint: str) -> None:
+    import weft
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(models.Centres(), nn.Linear(4, 3))
+    placed = [
+        weft.WithDevice(copy.deepcopy(layer), f"worker{place}/cpu")
+        for layer, place in zip(plain, places, strict=True)
+    ]
+    pipe = weft.Pipe(nn.Sequential(*placed), 4, checkpoint, schedule="1f1b")
+    inputs, targets = models.batch()
+    before = inputs.clone()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    assert torch.equal(inputs, before)
+    models.one_after_the_other(plain, inputs, targets, CROSS_ENTROPY, 4)
+    check_gradients(pipe, plain)
+    pipe.close()
+
+
+@pytest.mark.parametrize("places", ["01", "10", "00"])
+def test_a_first_stage_may_change_its_input(group, places):
+    group[0].call(changes_its_input, places, "never")
+
+
 def trains_its_own_modules() -> None:
     import weft
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from waiting import takes
 
@@ -120,6 +121,62 @@ class AddsInPlace(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.add_(1)
+
+
+class WaitsOnce(nn.Module):
+    """Its first backward in a process waits there until it is let go."""
+
+    came = threading.Event()
+    goes = threading.Event()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        y.register_hook(self._wait)
+        return y
+
+    def _wait(self, _gradient: Tensor) -> None:
+        self.came.set()
+        assert self.goes.wait(60)
+
+
+class Centres(nn.Module):
+    """Changes its input, of which its layer keeps what it was made to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.sub_(0.5))
+
+
+class OneOrTwo(nn.Module):
+    """Uses its layer twice for some inputs, whose backward cannot be split then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return self.layer(torch.tanh(y)) if bool(x.sum() > 0) else y
+
+
+class HasExtraState(nn.Linear):
+    def get_extra_state(self) -> Hidden:
+        return Hidden(torch.ones(1))
+
+    def set_extra_state(self, state: Hidden) -> None:
+        assert isinstance(state, Hidden)
+
+
+class Doubles(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {})) * 2
 
 
 class Widen(nn.Module):

@@ -26,6 +26,7 @@ class Checkpoint:
         self._before = path.with_name(f"{path.name}.{pipe}.before")
         self._error: BaseException | None = None
         self._unfinished.mkdir(parents=True)
+        parts.wait_for_given_up()
         self._parts = parts  # the stages stay until they are written
         self._shards = [
             parts.begin(worker, state.write_shard, str(self._unfinished), number, snapshot)

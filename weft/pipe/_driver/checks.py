@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from weft.pipe._workers.splitting import given_leaves, rows_of
 
@@ -76,6 +77,14 @@ def check_surroundings(values: Any, backward: bool = True) -> None:
             "an input has a forward-mode gradient, which the stages' workers do not get: give "
             "torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse mode"
         )
+    for mode in overrides._get_current_function_mode_stack():
+        if not isinstance(
+            mode, DeviceContext
+        ):  # of torch.set_default_device: each process has its own
+            raise ValueError(
+                f"the torch function mode {type(mode).__name__} is active here, and the stages' workers "
+                "do not see it: use it inside the layers"
+            )
     if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
         raise ValueError(
             "autocast is active here, and the stages' workers do not see it: use it inside the layers"

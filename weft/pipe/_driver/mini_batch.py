@@ -5,6 +5,7 @@ runs the driver's own stages on the calling thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +17,10 @@ from weft import _C
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import calls
 from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent
-from weft.pipe._workers.parcels import pack, portable
+from weft.pipe._workers.parcels import overlap, pack, portable
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.run import run_mini_batch
-from weft.pipe._workers.values import cut, mapped
+from weft.pipe._workers.values import copied, cut, mapped, tensors_in
 
 Answer = torch.futures.Future[Outcome]
 
@@ -47,6 +48,7 @@ class MiniBatch:
 
     def run(self, inputs: list[Any]) -> dict[str, Outcome]:
         """Runs the mini-batch to its end at all workers. Returns the outcome of each."""
+        self._parts.wait_for_given_up()
         try:
             for worker in self._jobs.keys() - {self._name}:
                 self._begin(worker)
@@ -58,7 +60,9 @@ class MiniBatch:
                 outcomes[worker] = self._outcome_of(worker, answer)
             return outcomes
         except BaseException as error:
-            self._abandon(error)
+            line = str(error).splitlines()[:1]
+            reason = f"the mini-batch has ended: {type(error).__name__}: {line}"
+            self._parts.give_up(functools.partial(self._abandon, reason))
             raise
 
     def _begin(self, worker: str) -> None:
@@ -79,10 +83,20 @@ class MiniBatch:
             value = mapped(cut, value)  # leaves, whose gradients backward_of_inputs() passes on
             first = self._places[0].worker_of(number)
             if first == self._name:
-                self._given[Sent.input, 0, number] = value
+                self._given[Sent.input, 0, number] = self._own_input(value)
             else:
                 key = (self._step, Sent.input, 0, number)
                 self._deliveries.send(first, key, *portable(pack(value, input=True), first))
+
+    def _own_input(self, value: Any) -> Any:
+        """A copy, which the stage may change as one at a worker may: not the caller's batch.
+
+        Views of one memory stay as they are, because a change of one is a change of the others.
+        """
+        device = self._own.stages[0].device  # to another one the stage copies it
+        if overlap(tensors_in(value)):
+            return value
+        return mapped(lambda one: copied(one) if one.device == device else one, value)
 
     def _run_own(self) -> Outcome:
         try:
@@ -107,9 +121,8 @@ class MiniBatch:
             stages = [str(at) for at, place in enumerate(self._places) if worker in place.workers]
             raise RuntimeError(f"stage {', '.join(stages)} of the Pipe: {error}") from None
 
-    def _abandon(self, error: BaseException) -> None:
+    def _abandon(self, reason: str) -> None:
         """Ends the mini-batch everywhere, and waits until the workers have left it."""
-        reason = f"the mini-batch has ended: {type(error).__name__}: {str(error).splitlines()[:1]}"
         if self._own is not None:
             self._own.abandon(self._step, reason)
         for worker in self._jobs.keys() - {self._name}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class RemoteParts:
         self._scripted: dict[str, ScriptWorker] = {}  # those without Python
         self._holds: dict[str, calls.Hold | rpc.RRef[calls.Hold]] = {}
         self._outputs: list[torch.futures.Future[Any]] = []  # as they become RRefs
+        self._end_given_up: Callable[[], None] | None = None
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
 
@@ -53,8 +54,12 @@ class RemoteParts:
         self._find_scripted(self.workers)
         self._build(self.workers)
 
-    def build_missing(self) -> None:
+    @contextlib.contextmanager
+    def with_missing(self) -> Iterator[None]:
         """Builds the parts of workers that were restarted, and sets them up as the others.
+
+        They go again where this or what is done with them raises: nobody trains parameters that are
+        not those of the checkpoint.
 
         Raises:
             RuntimeError: a worker is not back yet.
@@ -65,7 +70,18 @@ class RemoteParts:
             if stage.place.worker in missing:
                 stage.make_again()
         self._find_scripted(missing)
-        self._build(missing)
+        try:
+            self._build(missing)
+            yield
+        except BaseException:
+            for worker in missing:
+                self._drop(worker)
+            raise
+
+    def _drop(self, worker: str) -> None:
+        self._holds.pop(worker, None)
+        with contextlib.suppress(RuntimeError):  # it is lost again, and has none
+            self.begin(worker, calls.close).wait()
 
     def _find_scripted(self, workers: Sequence[str]) -> None:
         here = rpc.get_worker_info().name
@@ -144,10 +160,21 @@ class RemoteParts:
                 taken.wait()
 
     def close(self) -> None:
-        """Lets the workers drop the parts; those that are lost have none."""
+        """Lets the workers drop the parts, also amid a mini-batch; those that are lost have none."""
         with contextlib.suppress(RuntimeError):
-            self.call(calls.close)
+            self._call(calls.close)
         self._holds.clear()
+
+    def give_up(self, end: Callable[[], None]) -> None:
+        """Ends a mini-batch. Where Ctrl-C interrupts that, the next call to the workers does it first."""
+        self._end_given_up = end
+        self.wait_for_given_up()
+
+    def wait_for_given_up(self) -> None:
+        """Waits until no worker runs a mini-batch that was given up, which adds to gradients."""
+        if self._end_given_up is not None:
+            self._end_given_up()
+            self._end_given_up = None
 
     def check_loss(self, loss: Callable[..., Any]) -> None:
         """Raises ValueError for a loss that a worker of the last stage cannot run."""
@@ -169,10 +196,15 @@ class RemoteParts:
             return clock_offset(worker, there=self._scripted[worker].clock)
         return clock_offset(worker)
 
-    def set_up(self, what: str, function: Callable[..., Any], *args: Any) -> None:
+    def set_up(self, what: str, function: Callable[..., Any], *args: Any) -> calls.Call:
         """As :meth:`call`, and again for each part that is built later; the last one of each kind."""
         self.call(function, *args)
-        self._set_up[what] = (function, args)
+        made = self._set_up[what] = (function, args)
+        return made
+
+    def last_set_up(self, what: str) -> calls.Call | None:
+        """What :meth:`set_up` gave last, unless it was forgotten."""
+        return self._set_up.get(what)
 
     def forget(self, what: str) -> None:
         """Parts that are built later are not set up with it."""
@@ -184,6 +216,10 @@ class RemoteParts:
         There is no timeout, as for all calls to workers: the loss of a worker ends its call. All calls
         have ended when this raises the first failure.
         """
+        self.wait_for_given_up()
+        return self._call(function, *args)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         # Workers without Python first, because what they refuse then changes nothing elsewhere.
         order = sorted(self.workers, key=self._scripted.__contains__, reverse=True)
         futures = {worker: self.begin(worker, function, *args) for worker in order}

@@ -5,7 +5,7 @@ at the workers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ class StateAtWorkers(LayersElsewhere):
             cls: its class, such as ``torch.optim.AdamW``.
             options: its arguments, without the parameters.
         """
-        self._parts.set_up("optimizer", state.make_optimizer, cls, options)
+        made = self._parts.set_up("optimizer", state.make_optimizer, cls, options)
         self._parts.forget("scheduler")
-        return PipeOptimizer(self._parts, self._gradients)
+        return PipeOptimizer(self._parts, made, self._gradients)
 
     def remote_parameters(self) -> list[rpc.RRef]:
         """RRefs of the parameters of all stages, for ``torch.distributed.optim.DistributedOptimizer``."""
@@ -115,7 +115,8 @@ class StateAtWorkers(LayersElsewhere):
         """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
 
         A worker that was restarted gets its stages, optimizer and scheduler again. Make the optimizer
-        first, so that its state has a place. Gradients are cleared.
+        first, so that its state has a place. Gradients are cleared. When this raises, such a worker
+        has no stages, and the others may have taken up a part of the checkpoint.
 
         Raises:
             FileNotFoundError: a worker does not find the checkpoint.
@@ -123,8 +124,8 @@ class StateAtWorkers(LayersElsewhere):
             ValueError: a remote module of a restarted worker was given as an RRef.
         """
         self._wait_for_checkpoint()
-        self._parts.build_missing()
-        self.at_workers(state.read_shards, str(path))
+        with self._parts.with_missing():
+            self.at_workers(state.read_shards, str(path))
         self.zero_grad()
 
     # nn.Module's own methods, acting at the workers
@@ -138,10 +139,9 @@ class StateAtWorkers(LayersElsewhere):
     ) -> dict[str, Any]:
         """The state of all layers, on the CPU, under the plain Sequential's names."""
         whole = state.with_metadata({}, {}) if destination is None else destination
-        layers: dict[str, Any] = {}  # their metadata
-        for found in self.at_workers(state.layers_state).values():
-            whole.update({prefix + key: value for key, value in found.items()})
-            layers.update(found._metadata)
+        found = self.at_workers(state.layers_state).values()
+        layers = self._in_order(one._metadata for one in found)
+        whole.update({prefix + key: value for key, value in self._in_order(found).items()})
         if hasattr(whole, "_metadata"):
             own = {"version": self._version, _OF_LAYERS: layers}
             whole._metadata[prefix[:-1]] = own
@@ -149,6 +149,12 @@ class StateAtWorkers(LayersElsewhere):
         return whole
 
     plain_state_dict = state_dict
+
+    def _in_order(self, found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """What the workers have of their layers, in the order of the plain Sequential."""
+        place = {name: number for number, name in enumerate(self._parts.layers)}
+        items = itertools.chain.from_iterable(one.items() for one in found)
+        return dict(sorted(items, key=lambda item: place[item[0].partition(".")[0]]))
 
     def _load_from_state_dict(
         self,

@@ -111,8 +111,9 @@ class WorkerPipe(StateAtWorkers):
             RuntimeError: a stage failed, with its number, worker and traceback, or a worker was lost.
                 The mini-batch is over on all workers; gradients that were computed stay. With replicas
                 of a stage these differ: ``zero_grad()`` comes before the next step.
-            ValueError: the arguments cannot be used, or autocast, ``no_grad``, forward-mode AD or a
-                transform of ``torch.func`` is active: the workers do not see it.
+            ValueError: the arguments cannot be used, or autocast, ``no_grad``, forward-mode AD, a
+                torch function mode or a transform of ``torch.func`` is active: the workers do not see
+                it.
         """
         check_surroundings((inputs, targets))
         if self.places[-1].workers != (rpc.get_worker_info().name,):

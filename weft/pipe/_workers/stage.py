@@ -6,7 +6,7 @@ back to the stages that it came from. One thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +84,9 @@ class Held(NamedTuple):
     outputs: list[Tensor]  # the next stage gives their gradients; or the loss
     stashed: dict[int, Tensor]  # likewise, for skip connections
     versions: Versions  # of the inputs that a recomputation needs
-    parameters: Versions  # likewise; buffers are not watched, because batch norms write theirs
+    #: How often others than the stage had changed its parameters; None if nothing runs again. Buffers
+    #: are not watched, because batch norms write theirs.
+    changes: int | None
 
 
 class Stage:
@@ -108,6 +110,10 @@ class Stage:
         self.stashes: dict[int, SkipKey] = {}
         self._held: dict[int, Held] = {}
         self._half_done: dict[int, SplitBackward] = {}
+        #: The parameters as the stage's last run left them, which may write them, as an embedding with
+        #: max_norm does; and how often a run found them changed. From the first recomputation on.
+        self._parameters: Versions = []
+        self._changes = 0
 
     def forward(
         self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
@@ -183,7 +189,11 @@ class Stage:
         inputs = [*held.inputs, *held.popped.values()]
         if not outputs:
             return _of(held, [None] * len(inputs))
-        half = self._half_done[micro_batch] = SplitBackward(outputs, inputs)
+        half = SplitBackward(outputs, inputs)
+        if not half.is_split():  # it adds to gradients now, and those before it come first
+            for earlier in sorted(self._half_done):
+                self.weights(earlier)
+        self._half_done[micro_batch] = half
         return _of(held, half.input_gradients(found))
 
     def weights(self, micro_batch: int) -> None:
@@ -207,7 +217,8 @@ class Stage:
         outputs = [*held.stashed.values(), *held.outputs]
         found = placed([*(skips[at] for at in held.stashed), *gradients], self.device)
         pairs = [pair for pair in zip(outputs, found, strict=True) if pair[1] is not None]
-        if pairs and have_changed(held.parameters):
+        runs_again = pairs and held.changes is not None
+        if runs_again and (have_changed(self._parameters) or held.changes != self._changes):
             raise RuntimeError(_PARAMETER_HAS_CHANGED)
         return [output for output, _ in pairs], [one for _, one in pairs]
 
@@ -249,7 +260,7 @@ class Stage:
             [],
             {},
             versions if again else [],
-            [],
+            None,
         )
         arguments = value if isinstance(value, tuple) else (value,)
         run = self._repeatable if again else self._once
@@ -261,8 +272,10 @@ class Stage:
             raise RuntimeError(f"{error} {_LEAF_IS_INPUT}") from error
         if have_changed(versions):
             raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
-        if again:  # after the run, which gives lazy ones their shapes
-            held.parameters.extend(with_versions(_with_shapes(self.layers.parameters())))
+        if again:
+            if not self._parameters:  # after the run, which gives lazy ones their shapes
+                self._note_parameters()
+            held = held._replace(changes=self._changes)
         return held, output, stashed
 
     def _once(self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
@@ -317,17 +330,21 @@ class Stage:
             return self._call(arguments, given)
 
     def _call(self, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
+        self._changes += have_changed(self._parameters)
         with use_store({self.pops[at]: one for at, one in skips.items()}) as store:
             output = self.layers(*arguments)
+        if self._parameters:
+            self._note_parameters()
         return output, {at: store.pop(key) for at, key in self.stashes.items()}
+
+    def _note_parameters(self) -> None:
+        self._parameters = with_versions(
+            [one for one in self.layers.parameters() if not is_lazy(one)]
+        )
 
     def _hold(self, micro_batch: int, held: Held) -> None:
         if torch.is_grad_enabled():
             self._held[micro_batch] = held
-
-
-def _with_shapes(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    return [one for one in parameters if not is_lazy(one)]
 
 
 def _tensors_of(output: Any, stashed: Skips) -> list[Tensor]:

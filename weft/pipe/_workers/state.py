@@ -7,7 +7,10 @@ The driver calls the functions over RPC.
 from __future__ import annotations
 
 import functools
+import io
 import os
+import pickle
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -217,7 +220,13 @@ def write_shard(pipe: str, folder: str, number: int, snapshot: bool) -> None:
 
 
 def save_shard(shard: State | None, folder: str, number: int) -> None:
-    """Writes a worker's state, whole or not at all."""
+    """Writes a worker's state, whole or not at all.
+
+    Raises:
+        RuntimeError: it has what :func:`merged_shards` would not read.
+    """
+    if shard is not None:
+        _check_readable(shard)
     path = Path(folder) / f"shard-{number}.pt"
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
@@ -225,6 +234,42 @@ def save_shard(shard: State | None, folder: str, number: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+
+
+def _check_readable(shard: State) -> None:
+    optimizer = shard["optimizer"]
+    entries = {**shard["layers"], "the scheduler's state": optimizer["scheduler"]}
+    entries |= {
+        f"the optimizer's state of {key}": one for key, one in optimizer["parameters"].items()
+    }
+    odd = {name: _why_unreadable(one) for name, one in entries.items() if not _is_plain(one)}
+    found = {name: why for name, why in odd.items() if why is not None}
+    if found:
+        raise RuntimeError(
+            f"load_checkpoint would not read this worker's state: {', '.join(found)} "
+            f"({next(iter(found.values()))}). Let it be of tensors, numbers, texts, lists and "
+            "dictionaries, or call torch.serialization.add_safe_globals() at all workers"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_is_plain, [*value, *value.values()]))
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return type(value) in (Tensor, type(None), bool, int, float, str)
+
+
+def _why_unreadable(value: Any) -> str | None:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    try:
+        torch.load(file, weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"WeightsUnpickler error: (.*)", str(error))
+        return found[1].partition(". ")[0] if found else str(error)
+    return None
 
 
 def read_shards(pipe: str, folder: str) -> None:

@@ -85,6 +85,11 @@ def cut(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """A copy, as a leaf of the next graph."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def placed(value: Any, device: torch.device) -> Any:
     """The value with its tensors on the device; those that were moved are leaves of the next graph."""
 
