@@ -33,6 +33,18 @@ CallScope::CallScope(const CallContext* context) noexcept : outer_(t_context) {
 
 CallScope::~CallScope() { t_context = outer_; }
 
+CallbackContext::CallbackContext() noexcept {
+  if (t_context == nullptr) return;
+  call_ = t_context->weak_from_this();
+  deadline_ = t_context->deadline();
+}
+
+bool CallbackContext::isCurrent() const noexcept {
+  if (t_context == nullptr || call_.expired()) return false;
+  const auto running = t_context->weak_from_this();
+  return !call_.owner_before(running) && !running.owner_before(call_);
+}
+
 std::optional<double> secondsLeft() noexcept {
   if (t_context == nullptr || !t_context->hasDeadline()) return std::nullopt;
   const std::chrono::duration<double> left = t_context->deadline() - CallContext::Clock::now();

@@ -3,7 +3,8 @@
 // (RequestClient).
 //
 // A thread that serves a request has the request's context. A thread that completes a call has the
-// deadline of the request in which the call was made, so that callbacks inherit it, too.
+// deadline of the request in which the call was made, so that callbacks in C++ inherit it, too. A
+// callback in Python has that of the call in which it was registered (CallbackContext).
 //
 // Threads: any. Knows nothing of torch. Ownership: a context outlives its scopes; work that
 // continues after its call has left the thread keeps the context by shared_from_this(), because
@@ -68,6 +69,21 @@ class WEFT_API CallScope {
 
  private:
   const CallContext* const outer_;
+};
+
+// The call in which a callback is registered, which may run later, on any thread. Does not keep the
+// call alive: where it has ended, its deadline is left.
+class WEFT_API CallbackContext {
+ public:
+  CallbackContext() noexcept;  // of the call that this thread runs
+
+  CallContext::Clock::time_point deadline() const noexcept { return deadline_; }
+  // Whether this thread runs that very call, so that it knows more of it than the deadline.
+  bool isCurrent() const noexcept;
+
+ private:
+  std::weak_ptr<const CallContext> call_;
+  CallContext::Clock::time_point deadline_ = CallContext::kNever;
 };
 
 // For a function that runs for a peer: how long the caller of the call that this thread runs still

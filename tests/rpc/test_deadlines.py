@@ -217,6 +217,86 @@ def test_callbacks_inherit_it(group):
     assert all(value is not None and 0 < value <= 20.002 for value in seen)
 
 
+# A callback runs on the thread that completes its future, which may serve another call.
+
+_firsts: list[torch.futures.Future] = []  # another call completes them
+_seen: list[torch.futures.Future] = []
+
+
+def _look(how: str) -> torch.futures.Future:
+    """What a callback sees that is registered here."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    first, seen = torch.futures.Future(), torch.futures.Future()
+
+    def look(_: object) -> None:
+        try:
+            seen.set_result([left(), weft.cancelled(), rpc.rpc_sync("worker2", left)])
+        except RuntimeError as error:
+            seen.set_result(str(error))
+
+    if how == "add_done_callback":
+        first.add_done_callback(look)
+    else:
+        (torch.futures.collect_all([first]) if how == "collect_all" else first).then(look)
+    _firsts.append(first)
+    return seen
+
+
+def look_in_a_call(how: str) -> torch.futures.Future:
+    return _look(how)
+
+
+look_in_a_call._wrapped_async_rpc_function = _look
+
+
+def complete_late() -> None:
+    import weft
+
+    wait_until(lambda: _firsts and weft.cancelled(), "this call's deadline passes")
+    _firsts.pop().set_result(None)
+
+
+def look_in_two_calls(how: str) -> object:
+    import torch.distributed.rpc as rpc
+
+    seen = rpc.rpc_async("worker1", look_in_a_call, args=(how,), timeout=20)
+    fails("worker1", complete_late, seconds=0.5)
+    return seen.wait()
+
+
+HOW = pytest.mark.parametrize("how", ["then", "add_done_callback", "collect_all"])
+
+
+@HOW
+def test_a_callback_has_the_deadline_of_the_call_that_registered_it(group, how):
+    seen = group[0].call(look_in_two_calls, how)
+    assert isinstance(seen, list), seen
+    registered, cancelled, inherited = seen
+    assert 0 < inherited <= registered + 0.002 <= 20.003 and not cancelled
+
+
+def look_outside(how: str) -> None:
+    _seen.append(_look(how))
+
+
+def what_was_seen() -> object:
+    return _seen.pop().wait()
+
+
+@HOW
+def test_a_callback_that_no_call_registered_has_none(group, how):
+    group[1].call(look_outside, how)
+    group[0].call(fails, "worker1", "complete_late", seconds=0.5)
+    seen = group[1].call(what_was_seen)
+    assert isinstance(seen, list), seen
+    assert seen[:2] == [None, False]
+    assert 20 < seen[2] <= 60  # the default
+
+
 def patient_call() -> None:
     note(fails("worker2", wait_for_gate, seconds=0))
     wait_for_gate()  # an answer now might still be in time

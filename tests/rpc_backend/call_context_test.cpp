@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -48,6 +49,27 @@ TEST(CallContext, WorkForSeveralCallsGoesOnForTheLastOfThem) {
   other->cancel();
   EXPECT_TRUE(both.isCancelled());
   EXPECT_FALSE(endless.isCancelled());
+}
+
+TEST(CallContext, ACallbackKeepsTheDeadlineOfItsCallAndNotTheCall) {
+  const auto deadline = Clock::now() + 1h;
+  auto call = std::make_shared<CallContext>(deadline);
+  std::optional<CallbackContext> registered;
+  {
+    const CallScope scope(call.get());
+    registered.emplace();
+    EXPECT_TRUE(registered->isCurrent());
+  }
+  EXPECT_FALSE(registered->isCurrent());
+  const auto other = std::make_shared<CallContext>(deadline);
+  const CallScope scope(other.get());
+  EXPECT_FALSE(registered->isCurrent());
+  EXPECT_EQ(call.use_count(), 1);
+  call.reset();
+  EXPECT_EQ(registered->deadline(), deadline);
+  const CallScope none(nullptr);
+  EXPECT_EQ(CallbackContext().deadline(), CallContext::kNever);
+  EXPECT_FALSE(CallbackContext().isCurrent());
 }
 
 TEST(CallContext, TheEarlierDeadlineHolds) {

@@ -47,6 +47,8 @@ AT_IMPORT = (
     rref.local_value,
     rref.serialize,
     futures.wait,
+    futures.then,
+    futures.add_done_callback,
     shutdown.wait_all_workers,
     shutdown.delete_rrefs,
     shutdown.destroy_rref_context,
