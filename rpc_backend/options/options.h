@@ -15,6 +15,10 @@ namespace weft::rpc {
 inline milliseconds fromSeconds(double seconds) {
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
+// Multiplies as torch does: 0.7F, which is less than 0.7, is 700 ms.
+inline milliseconds fromSeconds(float seconds) {
+  return milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
 
 // A timeout as torch's interface gives it: 0 is no limit. Throws c10::ValueError for a value that
 // is neither a time nor that.

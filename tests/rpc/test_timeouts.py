@@ -65,10 +65,10 @@ def closed_gate(group):
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "to_here", "self"])
-@pytest.mark.parametrize("timeout", [0.05, 0.5])
+@pytest.mark.parametrize("timeout", [0.05, 0.7])  # torch counts in floats: 0.7 is less there
 def test_the_timeout_of_a_call(closed_gate, kind, timeout):
     text, took = closed_gate[0].call(timed_call, kind, timeout)
-    assert f"RPC ran for more than set timeout ({int(timeout * 1000)} ms)" in text
+    assert f"RPC ran for more than set timeout ({round(timeout * 1000)} ms)" in text
     assert timeout <= took < timeout + 15
 
 
