@@ -49,7 +49,9 @@ bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header
     case WireKind::kResponse:
     case WireKind::kControlAck:
       // No memory is taken for an answer that comes too late.
-      return client_.waits(head.call_id, from);
+      if (client_.waits(head.call_id, from)) return true;
+      server_.declineLate(from, head);
+      return false;
     case WireKind::kRequest:
       break;
   }
@@ -155,7 +157,7 @@ void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*he
       server_.onRequest(peer, std::move(in));
       break;
     case WireKind::kResponse:
-      client_.answers().onAnswer(peer, in);
+      if (!client_.answers().onAnswer(peer, in)) server_.declineLate(peer, std::move(in));
       break;
     case WireKind::kControl:
       onControl(peer, *in);

@@ -33,20 +33,21 @@ void readAsTorch(const Message& answer) {
 
 }  // namespace
 
-void AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+bool AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
   // Who gets the answer may write to the arguments, which the callee's streams may still read. So
   // the answer waits until the callee has returned them.
   if (!group_.devices().empty() &&
       sender_.devices().whenReturned({from, WireKind::kRequest, in->callId()},
                                      [this, from, in] { onAnswer(from, in); }))
-    return;
+    return true;
   auto call = calls_.take(in->callId(), from);
-  if (!call) return;  // it timed out in the meantime
+  if (!call) return false;  // it timed out in the meantime
   const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
   // The call is no longer in the table, so nobody else would end it.
   if (thrown && call->future)
     completer_.fail(std::move(*call), transport::resourceExhausted(
                                           "the answer could not be taken (" + *thrown + ")"));
+  return true;
 }
 
 void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,

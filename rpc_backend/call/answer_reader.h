@@ -28,7 +28,8 @@ class AnswerReader {
         calls_(calls),
         completer_(completer) {}
 
-  void onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
+  // False: nobody waits for it any more, and it stays unread.
+  bool onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
   void onControlAck(worker_id_t from, const IncomingMessage& in);
   // The answer to a request of this worker to itself. `made` holds its message, and was completed
   // on the streams that made it. Worker thread.

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <optional>
+#include <span>
 
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/log.h"
@@ -11,6 +12,15 @@
 #include "rpc_backend/trace/call_range.h"
 
 namespace weft::rpc {
+
+namespace {
+
+// A payload that is not in the header has not been read, and its RRefs stay unknown.
+std::span<const char> payloadIn(const WireHeader& head) {
+  return {reinterpret_cast<const char*>(head.payload.data()), head.payload.size()};
+}
+
+}  // namespace
 
 bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {
   const std::uint64_t limit = context_.options.max_inflight_bytes;
@@ -40,9 +50,19 @@ std::shared_ptr<void> RequestServer::hold(worker_id_t from, std::uint64_t bytes)
 }
 
 void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::string& why) {
-  // A payload that is not in the header has not been read, and its RRefs stay unknown.
-  const auto* payload = reinterpret_cast<const char*>(head.payload.data());
-  responder_.refuse(from, head.call_id, {payload, head.payload.size()}, why);
+  responder_.refuse(from, head.call_id, payloadIn(head), why);
+}
+
+void RequestServer::declineLate(worker_id_t from, const WireHeader& head) {
+  responder_.decline(from, payloadIn(head));
+}
+
+void RequestServer::declineLate(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
+  static_cast<void>(transport::thrownBy([&] {
+    context_.droppers.run([this, alive = context_.keepAlive(), from, in = std::move(in)] {
+      responder_.decline(from, in->payload());
+    });
+  }));
 }
 
 bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {

@@ -36,6 +36,10 @@ class RequestServer {
   std::shared_ptr<void> hold(worker_id_t from, std::uint64_t bytes);
   // Answers a request that has not been read with the refusal.
   void refuse(worker_id_t from, const WireHeader& head, const std::string& why);
+  // Tells the sender of an answer, which comes too late and is not read, that nobody here has the
+  // RRefs in it.
+  void declineLate(worker_id_t from, const WireHeader& head);
+  void declineLate(worker_id_t from, std::shared_ptr<IncomingMessage> in);
   void onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in);
   // The caller has given up its request, which does not run if it has not begun.
   void onCancel(worker_id_t from, std::uint64_t id);

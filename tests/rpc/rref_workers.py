@@ -109,6 +109,21 @@ def wait_for_gate(elements: int) -> Any:
     return make_tensor(elements)
 
 
+def give_late() -> Any:
+    """Answers with the reference that is held here, once the gate is open."""
+    assert GATE.wait(BOUND)
+    return HELD[0]
+
+
+def ask_in_vain(to: str) -> str:
+    """The error of a call whose answer, with a reference in it, comes too late."""
+    try:
+        _rpc().rpc_sync(to, give_late, timeout=1)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it was answered")
+
+
 def open_gate() -> None:
     GATE.set()
 

@@ -11,6 +11,7 @@ import pytest
 from rref_workers import (
     Group,
     act_at_random,
+    ask_in_vain,
     call_on,
     count_groups,
     drop,
@@ -180,6 +181,21 @@ def test_a_remote_call_that_still_runs_does_not_bring_a_fork_back() -> None:
             lambda: group[0].call(metric, "agent.rref_forks_released") == 1, "released", SOON
         )
         assert not owned(group, 0)
+
+
+@pytest.mark.parametrize("owner", ["worker0", "worker1", "worker2"])
+def test_a_reference_in_an_answer_that_comes_too_late_is_let_go(owner: str) -> None:
+    with Group(3) as group:
+        group[1].call(hold_new, owner)
+        assert "RPC ran for more than" in group[0].call(ask_in_vain, "worker1")
+        group[1].call(open_gate)
+        serving = "agent.server_active_calls"
+        wait_until(lambda: group[1].call(metric, serving) == 0, "the function ends")
+        group[1].call(drop_all)
+        wait_until(lambda: not owned(group, int(owner[-1])), "nobody holds the value", SOON)
+        assert max(group.all(leave)) < SOON, group.outputs()
+        for word in ALARMS:
+            assert word not in group.outputs()
 
 
 def test_references_to_a_lost_owner_fail_with_its_name() -> None:
