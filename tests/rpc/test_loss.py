@@ -317,7 +317,7 @@ def test_one_worker_leaves_without_the_others():
         ended = group[0].call(outcomes, 3)
         assert len(ended) == 3
         for text, at in ended:
-            assert "worker 'worker2' (rank 2) has shut down" in text, text
+            assert "worker 'worker2' (rank 2) has shut down or its program" in text, text
             assert at - left < 3
         for rank in (0, 1):
             text, took = group[rank].call(call_time, "worker2")

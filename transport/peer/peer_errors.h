@@ -17,10 +17,12 @@ inline Error unreachable(const std::string& who, const Error& why) {
   return {why.code(), who + " cannot be reached: " + why.text()};
 }
 
-// The peer said goodbye.
+// The peer said goodbye, as it also does when Python ends, by an exception too.
 inline Error shutDown(const std::string& who, const std::string& connected_for) {
-  return {ErrorCode::kPeerClosed, who + " has shut down in order, " + connected_for +
-                                      " after it connected; nothing more can be sent to it"};
+  return {ErrorCode::kPeerClosed,
+          who + " has shut down or its program has ended, " + connected_for +
+              " after it connected; nothing more can be sent to it. Look at its own output if it "
+              "should still be there"};
 }
 
 // Its connection broke, and no other is to be made.
