@@ -2,7 +2,6 @@
 #include "c10d_plugin/backend/backend.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <utility>
 
@@ -156,8 +155,12 @@ at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   transport::OwnedBuffer memory = comm_.engine().allocate(bytes);
   if (memory.data == nullptr) return at::empty({size}, options);
-  return at::from_blob(
-      memory.data, {size}, [owner = std::move(memory.owner)](void*) {}, options);
+  at::DataPtr data = c10::InefficientStdFunctionContext::makeDataPtr(
+      memory.data, [owner = std::move(memory.owner)](void*) {}, options.device());
+  // With an allocator it can be resized, as others can: it moves to ordinary memory then.
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data),
+                       c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+  return at::empty({0}, options).set_(std::move(storage), 0, {size}, {1});
 }
 
 void WeftBackend::setSequenceNumberForGroup() { comm_.delegates().setSequenceNumbers(); }

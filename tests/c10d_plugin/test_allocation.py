@@ -50,6 +50,16 @@ def allocated_tensors(supported: bool) -> None:
     assert allocate(0).numel() == 0
     with pytest.raises(RuntimeError, match="cannot be allocated"):
         allocate(-1)
+    # Resized, as FSDP frees and makes storage again.
+    whole.fill_(2).resize_(2 * count)
+    assert torch.all(whole[:count] == 2)
+    dist.all_reduce(whole.fill_(1))
+    assert torch.all(whole == size)
+    storage = sent.untyped_storage()
+    storage.resize_(0)
+    storage.resize_(4 * count)
+    dist.all_reduce(sent.fill_(1))
+    assert torch.all(sent == size)
 
 
 def test_tensors_that_the_group_allocates(ranks):

@@ -427,6 +427,25 @@ def test_weft_run_serves_a_group_of_no_named_backend(tmp_path, backend):
     assert out.split() == ["weft", "weft"]
 
 
+def test_weft_run_serves_a_device_mesh_that_makes_the_group(tmp_path):
+    out = run_script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("x", "y"))
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        net(torch.ones(1, 2) + dist.get_rank()).sum().backward()
+        assert net.module.weight.grad.eq(1.5).all()
+        print(dist.get_backend(), dist.get_backend(mesh.get_group("y")) + "\\n", end="", flush=True)
+        dist.destroy_process_group()
+        """,
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        *["-m", "weft.run", "--process-group"],
+    )
+    assert out.split() == ["weft"] * 4
+
+
 def test_weft_run_makes_gloo_mean_weft(tmp_path):
     out = run_script(
         tmp_path,

@@ -83,7 +83,7 @@ def _of_group(name: str, parameters: str) -> Any:
         parameters,
         without="Weft cannot stand for gloo: unset WEFT_AS_PROCESS_GROUP.",
         refuses=lambda: True,
-        aliases=(f"torch.distributed:{name}",),
+        aliases=(f"torch.distributed:{name}", f"torch.distributed.device_mesh:{name}"),
     )(_weft_for_gloo)
 
 
