@@ -78,9 +78,8 @@ def check_surroundings(values: Any, backward: bool = True) -> None:
             "torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse mode"
         )
     for mode in overrides._get_current_function_mode_stack():
-        if not isinstance(
-            mode, DeviceContext
-        ):  # of torch.set_default_device: each process has its own
+        # That of torch.set_default_device passes: each process has its own default.
+        if not isinstance(mode, DeviceContext):
             raise ValueError(
                 f"the torch function mode {type(mode).__name__} is active here, and the stages' workers "
                 "do not see it: use it inside the layers"
