@@ -363,6 +363,20 @@ def test_detail_debugging_names_the_mismatch(what):
         assert all(word in text for word in told), text
 
 
+def all_reduce_of_a_negative_view() -> None:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(4, dtype=torch.complex64).mul_(1j).conj().imag
+    dist.all_reduce(tensor)
+    assert tensor.is_neg() and tensor.eq(-dist.get_world_size()).all()
+
+
+def test_detail_debugging_takes_negative_views():
+    with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
+        ranks.all(all_reduce_of_a_negative_view)
+
+
 ELASTIC = """
     import os, signal, sys
     import torch, torch.distributed as dist

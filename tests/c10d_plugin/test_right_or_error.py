@@ -577,17 +577,6 @@ def test_blocks_of_wrapped_groups():
         ranks.all(blocks_beside_another_threads_collectives, many_all_reduces)
 
 
-def all_reduce_of_a_negative_view() -> None:
-    tensor = torch.ones(4, dtype=torch.complex64).mul_(1j).conj().imag
-    dist.all_reduce(tensor)
-    assert tensor.is_neg() and tensor.eq(-dist.get_world_size()).all()
-
-
-def test_bits_of_wrapped_groups():
-    with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
-        ranks.all(all_reduce_of_a_negative_view)
-
-
 def test_timeouts_of_centuries():
     with Ranks(2) as ranks:
         ranks.all(very_long_timeouts)
