@@ -25,8 +25,8 @@
 #include "pipe/cell/cell_input.h"
 #include "pipe/cell/gradient_accumulator.h"
 #include "pipe/cell/mini_batch_context.h"
-#include "pipe/cell/output_sample.h"
 #include "pipe/schedule/schedule.h"
+#include "pipe/stage/output_sample.h"
 
 namespace weft::pipe {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <tuple>
 
-#include "pipe/cell/output_sample.h"
+#include "pipe/stage/output_sample.h"
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/arrivals.h"
 #include "pipe/workers/deliveries.h"

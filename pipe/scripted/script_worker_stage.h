@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "pipe/cell/output_sample.h"
 #include "pipe/scripted/script_values.h"
+#include "pipe/stage/output_sample.h"
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/repeated_draws.h"
 #include "pipe/workers/split_backward.h"

@@ -1,4 +1,4 @@
-#include "pipe/cell/output_sample.h"
+#include "pipe/stage/output_sample.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/util/irange.h>
