@@ -19,7 +19,7 @@ aarch64_make_venv() {
 
 # pip of this machine, for that one: each manylinux tag by name, since it guesses none.
 need_aarch64_venv() {
-  stamped "$AARCH64_VENV/.weft-stamp" "$TORCH_VERSION" && return
+  stamped "$AARCH64_VENV/.weft-stamp" "${TORCH_PACKAGES[*]}" && return
   local glibc tags=(--platform manylinux2014_aarch64)
   for glibc in {17..36}; do tags+=(--platform "manylinux_2_${glibc}_aarch64"); done
   say "aarch64: installing torch $TORCH_VERSION into $AARCH64_VENV (3 GB, minutes)"
@@ -27,9 +27,8 @@ need_aarch64_venv() {
   aarch64_make_venv
   "$PY" -m pip install --quiet --disable-pip-version-check --retries 5 --only-binary=:all: \
     --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none "${tags[@]}" \
-    --target "$AARCH64_VENV/lib/python3.11/site-packages" "torch==$TORCH_VERSION" \
-    "cuda-toolkit[crt,cccl]" numpy >&2
-  stamp "$AARCH64_VENV/.weft-stamp" "$TORCH_VERSION"
+    --target "$AARCH64_VENV/lib/python3.11/site-packages" "${TORCH_PACKAGES[@]}" >&2
+  stamp "$AARCH64_VENV/.weft-stamp" "${TORCH_PACKAGES[*]}"
 }
 
 # Leaves the shared objects in SITE. Another torch, so another output base than the tests' one.
@@ -53,10 +52,7 @@ aarch64_try_wheel() {
   mkdir -p "$fresh"
   cp -al "$AARCH64_VENV/." "$fresh/" 2>/dev/null || cp -a "$AARCH64_VENV/." "$fresh/"
   "$PY" -m zipfile -e "$WHEEL" "$fresh/$packages"
-  cp "$WEFT_ROOT/tools/try_wheel.py" "$fresh/"
-  (cd "$fresh" && limited 1800 env -u PYTHONPATH -u VIRTUAL_ENV OMP_NUM_THREADS=1 \
-    bin/python -I try_wheel.py "$TORCH_VERSION") || die "$WHEEL does not work under QEMU"
-  rm -rf "$fresh"
+  try_wheel_in "$fresh" 1800
 }
 
 aarch64_wheel() {

@@ -1,10 +1,14 @@
 # shellcheck shell=bash
 # The interpreter and its virtual environment: one per torch version and Python version.
 
-PIP_PACKAGES=(
+# What Weft is compiled against and runs with.
+TORCH_PACKAGES=(
   "torch==$TORCH_VERSION"
   "cuda-toolkit[crt,cccl]"             # headers that those of torch's CUDA packages include
   numpy                                # torch wants it, the examples use it
+)
+PIP_PACKAGES=(
+  "${TORCH_PACKAGES[@]}"
   scikit-learn matplotlib tqdm         # examples/digits: data, loss curve, progress bar
   rich                                 # weft.top's table
   pandas                               # torch-tb-profiler

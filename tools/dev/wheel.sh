@@ -39,10 +39,15 @@ try_wheel() {
   "$BASE_PYTHON" -m venv "$fresh"
   cp -aln "$VENV/$packages/." "$fresh/$packages/"
   "$fresh/bin/python" -m pip --quiet --disable-pip-version-check install --no-index "$WHEEL"
-  cp "$WEFT_ROOT/tools/try_wheel.py" "$fresh/"
-  (cd "$fresh" && limited 600 env -u PYTHONPATH -u VIRTUAL_ENV OMP_NUM_THREADS=1 \
+  try_wheel_in "$fresh" 600
+}
+
+# try_wheel_in VENV SECONDS: runs what the wheel must do in a venv that has it, and removes that.
+try_wheel_in() {
+  cp "$WEFT_ROOT/tools/try_wheel.py" "$1/"
+  (cd "$1" && limited "$2" env -u PYTHONPATH -u VIRTUAL_ENV OMP_NUM_THREADS=1 \
     bin/python -I try_wheel.py "$TORCH_VERSION") || die "$WHEEL does not work in a fresh venv"
-  rm -rf "$fresh"
+  rm -rf "$1"
 }
 
 run_wheels() {
