@@ -33,7 +33,7 @@ std::string pickled(const at::Tensor& tensor, const std::string& peer) {
   }
 }
 
-void check(const at::Tensor& tensor, const std::string& peer) {
+void checkSendable(const at::Tensor& tensor, const std::string& peer) {
   TORCH_CHECK(!tensor.is_meta(), "weft: a tensor on the meta device was to be sent to worker '",
               peer, "', but it has no data to send. Send its shape and dtype instead.");
   if (!isPlain(tensor)) return;
@@ -65,7 +65,7 @@ at::Tensor toDense(const at::Tensor& tensor) {
 OutgoingTensor describe(const at::Tensor& tensor, const Recipient& to) {
   OutgoingTensor out;
   if (!tensor.defined()) return out;
-  check(tensor, to.name);
+  checkSendable(tensor, to.name);
   checkMemory(tensor, to.name);
   out.target = mapDevice(tensor.device(), to.map, to.name);
   if (!isPlain(tensor)) {

@@ -22,17 +22,17 @@ namespace {
 
 using torch::distributed::rpc::RRefContext;
 
-WEFT_PRIVATE_MEMBER(Mutex, &RRefContext::mutex_);
+WEFT_PRIVATE_MEMBER(ContextMutex, &RRefContext::mutex_);
 WEFT_PRIVATE_MEMBER(DestroyedMutex, &RRefContext::destroyedMutex_);
 WEFT_PRIVATE_MEMBER(Destroyed, &RRefContext::destroyed_);
 WEFT_PRIVATE_MEMBER(Agent, &RRefContext::agent_);
 WEFT_PRIVATE_MEMBER(CurrentAgent, &RpcAgent::currentRpcAgent_);
 
-RRefContext& context() { return RRefContext::getInstance(); }
+RRefContext& instance() { return RRefContext::getInstance(); }
 
 // The member is const, so it is replaced by a new object ([basic.life]). Returns what it was.
 std::shared_ptr<RpcAgent> exchangeAgent(std::shared_ptr<RpcAgent> next) {
-  const std::shared_ptr<RpcAgent>& place = of(context(), Agent{});
+  const std::shared_ptr<RpcAgent>& place = of(instance(), Agent{});
   std::shared_ptr<RpcAgent> former = place;
   std::destroy_at(&place);
   new (const_cast<std::shared_ptr<RpcAgent>*>(&place)) std::shared_ptr<RpcAgent>(std::move(next));
@@ -68,23 +68,23 @@ AgentAcrossFork& agentAcrossFork() {
 }
 
 void beforeFork() {
-  of(context(), Mutex{}).lock();
+  of(instance(), ContextMutex{}).lock();
   agentAcrossFork().hold(member(CurrentAgent{}));
 }
 
 void afterFork() {
   const auto agent = agentAcrossFork().letGo();
-  of(context(), Mutex{}).unlock();
+  of(instance(), ContextMutex{}).unlock();
 }
 
 // In the forking thread, which holds the context's lock. The other lock is held while messages are
 // sent, too long to wait for: whoever has it is not in the child, so the child's begins anew.
 void endInChild() {
-  auto& sending = of(context(), DestroyedMutex{});
+  auto& sending = of(instance(), DestroyedMutex{});
   new (&sending) std::mutex;
-  of(context(), Destroyed{}) = true;
+  of(instance(), Destroyed{}) = true;
   agentAcrossFork().beginInChild(member(CurrentAgent{}));
-  of(context(), Mutex{}).unlock();
+  of(instance(), ContextMutex{}).unlock();
 }
 
 // While the context is marked as destroyed this sends nothing.
@@ -98,17 +98,17 @@ void endUsers() {
 void beginWithCurrentAgent() {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   auto current = RpcAgent::getCurrentRpcAgent();
-  if (of(context(), Agent{}) != current) endUsers();
+  if (of(instance(), Agent{}) != current) endUsers();
   std::shared_ptr<RpcAgent> former;  // goes without the lock
-  const std::lock_guard sending(of(context(), DestroyedMutex{}));
-  if (of(context(), Agent{}) != current) former = exchangeAgent(std::move(current));
-  of(context(), Destroyed{}) = false;
+  const std::lock_guard sending(of(instance(), DestroyedMutex{}));
+  if (of(instance(), Agent{}) != current) former = exchangeAgent(std::move(current));
+  of(instance(), Destroyed{}) = false;
 }
 
 void endInForkedChildren() {
   if (!RpcAgent::isCurrentRpcAgentSet()) return;
   static const bool once = [] {
-    context();
+    instance();
     return ::pthread_atfork(beforeFork, afterFork, endInChild) == 0;
   }();
   if (!once)

@@ -1,6 +1,7 @@
 """How Weft's own C++ is compiled. Every target of ours goes through these macros."""
 
 load("//tools/bazel:headers_only.bzl", "headers_only")
+load("//tools/bazel:joined.bzl", "joined")
 load("//tools/bazel:precompiled_header.bzl", "precompiled_header")
 
 # Torch's headers are system includes and stay silent. Symbols are hidden unless they say
@@ -11,6 +12,8 @@ _COPTS = [
     "-Wshadow",
     "-Wnon-virtual-dtor",
     "-Werror",
+    # GCC takes the parts of a joined file for headers, whose types are other files' too.
+    "-Wno-subobject-linkage",
     "-fvisibility=hidden",
 ]
 
@@ -33,11 +36,12 @@ def _torch(deps):
 def weft_precompiled_header(name, **kwargs):
     precompiled_header(name = name, copts = _COPTS, **kwargs)
 
-def weft_cc_library(name, copts = [], deps = [], headers = None, **kwargs):
+def weft_cc_library(name, srcs = [], copts = [], deps = [], headers = None, **kwargs):
     """A cc_library with Weft's warnings.
 
     Args:
       name: the target.
+      srcs: its sources.
       copts: more compiler flags.
       deps: the libraries it uses.
       headers: if given, also a target of this name with the same headers and no code.
@@ -46,6 +50,7 @@ def weft_cc_library(name, copts = [], deps = [], headers = None, **kwargs):
     torch_copts, torch_deps = _torch(deps)
     native.cc_library(
         name = name,
+        srcs = joined(name, srcs),
         copts = _COPTS + torch_copts + copts,
         deps = deps + torch_deps,
         **kwargs

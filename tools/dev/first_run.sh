@@ -4,7 +4,7 @@
 # What the steps take: minutes of waiting for the network, minutes of one core, GB.
 FIRST_APT=(2 0 1)
 FIRST_VENV=(3 0 6)
-FIRST_BUILD=(0 22 2)
+FIRST_BUILD=(0 16 2)
 
 free_gb() { df -BG --output=avail "$1" 2>/dev/null | tail -1 | tr -dc 0-9; }
 

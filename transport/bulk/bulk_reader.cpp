@@ -10,7 +10,7 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::size_t kMaxEntries = 64;
+constexpr std::size_t kEntriesPerRead = 64;
 constexpr std::size_t kDiscardBytes = std::size_t{64} << 10;
 
 }  // namespace
@@ -65,7 +65,7 @@ IoResult BulkReader::readOnce(std::size_t& asked) {
   IoResult result;
   std::uint64_t left = 0;
   bool whole = false;
-  std::array<iovec, kMaxEntries> entries;
+  std::array<iovec, kEntriesPerRead> entries;
   std::shared_ptr<Arrivals> told;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

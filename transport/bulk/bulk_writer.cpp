@@ -9,7 +9,7 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::size_t kMaxEntries = 64;
+constexpr std::size_t kEntriesPerWrite = 64;
 
 }  // namespace
 
@@ -84,7 +84,7 @@ IoResult BulkWriter::writeOnce() {
   std::vector<OwnedBuffer> done;  // let go of without the lock
   const std::lock_guard<std::mutex> lock(write_mutex_);
   if (stopped_) return {};
-  std::array<iovec, kMaxEntries> entries;
+  std::array<iovec, kEntriesPerWrite> entries;
   std::size_t used = 0;
   std::size_t skip = out_offset_;
   std::uint64_t left = ready();

@@ -10,7 +10,7 @@
 namespace weft::transport {
 namespace {
 
-Error overLimit(const char* what, std::uint64_t size, std::uint64_t limit) {
+Error tooLarge(const char* what, std::uint64_t size, std::uint64_t limit) {
   return {ErrorCode::kLimitExceeded,
           resourceExhausted(std::string("a message has ") + std::to_string(size) + " " + what +
                             ", the limit is " + std::to_string(limit))};
@@ -23,9 +23,9 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
   OutFrame frame;
   const std::size_t count = message.buffers.size();
   if (message.header.size() > limits.max_header_bytes) {
-    return overLimit("header bytes", message.header.size(), limits.max_header_bytes);
+    return tooLarge("header bytes", message.header.size(), limits.max_header_bytes);
   }
-  if (count > limits.max_buffers) return overLimit("buffers", count, limits.max_buffers);
+  if (count > limits.max_buffers) return tooLarge("buffers", count, limits.max_buffers);
 
   std::byte* table = frame.front_.data() + FrameHead::kBytes;
   frame.table_bytes_ = count * 8 + placement.entries().size() * ArenaDescriptor::kBytes;
@@ -40,7 +40,7 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
       return invalidArgument("a buffer of a message has a size but no bytes");
     }
     if (buffer.size > limits.max_message_bytes || total > limits.max_message_bytes - buffer.size) {
-      return overLimit("bytes or more", total + buffer.size, limits.max_message_bytes);
+      return tooLarge("bytes or more", total + buffer.size, limits.max_message_bytes);
     }
     total += buffer.size;
     storeLittle<std::uint64_t>(table + i * 8, buffer.size);
