@@ -74,6 +74,8 @@ constexpr std::array kTable{
     Variable{"WEFT_PYTHON", "", "build: the interpreter that is asked where torch is"},
     Variable{"WEFT_BASE_PYTHON", "python3", "./dev: the interpreter the venv is made from"},
     Variable{"WEFT_LIBUV_SRC", "", "build: the unpacked libuv source"},
+    Variable{"WEFT_TEST_MINUTES", "",
+             "./dev test: how long it may take; a part that may last longer is skipped and named"},
     Variable{"WEFT_TEST_BACKEND", "WEFT", "tests: the backend that the examples' tests use"},
     Variable{"WEFT_TEST_SEED", "", "tests: the seed with which random ones begin"},
     Variable{"WEFT_TEST_CASES", "", "tests: how many cases a random one tries"},

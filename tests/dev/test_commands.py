@@ -68,6 +68,14 @@ def test_the_usage_has_every_command():
         assert re.search(rf"^  ([a-z]+, )?{command}\b", usage, re.MULTILINE), command
 
 
+def test_a_part_for_which_there_is_no_time_is_named_and_counts_as_skipped():
+    done = run("./dev", "test", "lint", WEFT_TEST_MINUTES="1")
+    assert done.stdout.splitlines() == [
+        "NOT RUN lint: it may take 10 minutes, and 0 of 1 are over (WEFT_TEST_MINUTES)",
+        "0 passed, 0 failed, 1 skipped",
+    ], done.stderr
+
+
 # need_venv with an installation that takes no time; two lines if it installs, else one.
 NEED_VENV = """
 . tools/dev/common.sh

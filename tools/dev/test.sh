@@ -3,7 +3,10 @@
 
 # A folder per run: two people may test in one checkout at the same time.
 RESULTS="$BUILD/results/$(date +%Y%m%d-%H%M%S)-$$"
-ALL_PARTS=(lint cpp sanitizers python cuda conformance spawn demo)
+ALL_PARTS=(lint cpp sanitizers python conformance demo cuda spawn)
+# About how long each takes on two cores where nothing has been built before.
+declare -A PART_MINUTES=([lint]=10 [cpp]=6 [sanitizers]=24 [python]=25 [conformance]=6 [demo]=2
+  [cuda]=18 [spawn]=7)
 # What a contributor runs before a push: what finds most mistakes within minutes. Bazel runs only
 # those C++ tests that the change can reach.
 QUICK_PARTS=(lint cpp quick demo)
@@ -80,7 +83,7 @@ pytest_limited() {
     python -m pytest -q "${@:2}" >&2)
 }
 
-# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json. Two files at a time: the
+# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json. Three files at a time: the
 # tests mostly wait for processes.
 pytest_run() {
   local name="$1" rc=0 flags=()
@@ -88,7 +91,7 @@ pytest_run() {
   build_test_parts
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
-  pytest_limited 3000 -n 2 --dist loadfile -o junit_family=xunit1 \
+  pytest_limited 3000 -n 3 --dist loadfile -o junit_family=xunit1 \
     --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc" && return
@@ -209,9 +212,33 @@ read_test_words() {
   if [[ -n "$FILTER" ]]; then parts=(cpp python); else parts=("${QUICK_PARTS[@]}"); fi
 }
 
+# fits PART: whether there is time for it. WEFT_TEST_MINUTES says how long the whole may take, where
+# something ends it that would leave no count.
+fits() {
+  [[ -z "${WEFT_TEST_MINUTES:-}" ]] ||
+    ((SECONDS / 60 + ${PART_MINUTES[$1]:-0} <= WEFT_TEST_MINUTES))
+}
+
+run_part() {
+  local part="$1" started=$SECONDS
+  if ! fits "$part"; then
+    printf 'NOT RUN %s: it may take %d minutes, and %d of %d are over (WEFT_TEST_MINUTES)\n' \
+      "$part" "${PART_MINUTES[$part]:-0}" $((SECONDS / 60)) "$WEFT_TEST_MINUTES"
+    tally skip "$RESULTS/$part.json"
+    return
+  fi
+  say "test: $part"
+  step "part_$part"
+  if [[ $STEP_RC == 0 ]]; then
+    say "test: $part ok, $((SECONDS - started)) s"
+  else
+    say "test: $part FAILED, $((SECONDS - started)) s"
+  fi
+}
+
 # ./dev test [PART…] [-k FILTER]: no part means the quick ones; a filter alone, C++ and Python tests.
 run_tests() {
-  local parts=() part started results=() counts status=0
+  local parts=() part results=() counts status=0
   read_test_words "$@"
   mkdir -p "$RESULTS"
   find "$BUILD/results" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {} +
@@ -225,16 +252,7 @@ run_tests() {
     say "test: the build FAILED; only lint, cpp and sanitizers of ${parts[*]} can run"
     mapfile -t parts < <(printf '%s\n' "${parts[@]}" | grep -xE 'lint|cpp|sanitizers|asan|tsan|aarch64')
   fi
-  for part in "${parts[@]}"; do
-    started=$SECONDS
-    say "test: $part"
-    step "part_$part"
-    if [[ $STEP_RC == 0 ]]; then
-      say "test: $part ok, $((SECONDS - started)) s"
-    else
-      say "test: $part FAILED, $((SECONDS - started)) s"
-    fi
-  done
+  for part in "${parts[@]}"; do run_part "$part"; done
   mapfile -t results < <(find "$RESULTS" -name '*.json' | sort)
   counts="$(tally sum "${results[@]}")" || status=$?
   printf '%s\n' "$counts"

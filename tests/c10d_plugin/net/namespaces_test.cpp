@@ -156,7 +156,7 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
       });
       const std::vector<std::size_t> sizes{1, 1000, 8000, 9000, 100'000, 1'000'000, 1'500'000};
       std::vector<float> values;
-      const int rounds = kSanitized ? 300 : 1000;
+      const int rounds = kSanitized ? 100 : 1000;
       Error error;
       int wrong = 0;
       for (int i = 0; i < rounds && !error; ++i) {
