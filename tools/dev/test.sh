@@ -83,7 +83,7 @@ pytest_limited() {
     python -m pytest -q "${@:2}" >&2)
 }
 
-# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json. Three files at a time: the
+# pytest_run NAME ARGS…: pytest under Weft; its counts go to NAME.json. Two files at a time: the
 # tests mostly wait for processes.
 pytest_run() {
   local name="$1" rc=0 flags=()
@@ -91,7 +91,7 @@ pytest_run() {
   build_test_parts
   [[ -n "$FILTER" ]] && flags=(-k "$FILTER")
   rm -f "$RESULTS/$name.xml"
-  pytest_limited 3000 -n 3 --dist loadfile -o junit_family=xunit1 \
+  pytest_limited 3000 -n 2 --dist loadfile -o junit_family=xunit1 \
     --junitxml="$RESULTS/$name.xml" "${flags[@]}" "$@" || rc=$?
   [[ $rc == 5 ]] && rc=0 # pytest's "no test selected"
   tally junit "$RESULTS/$name.xml" "$RESULTS/$name.json" "$rc" && return
