@@ -66,6 +66,16 @@ class TestConstruction:
         mended = Pipe(nn.Sequential(meta, WithDevice(between, "meta"), *last))
         assert mended(x).local_value().device.type == "meta"
 
+    def test_layers_may_be_replaced_and_partitions_may_not(self):
+        pipe = copy.deepcopy(Pipe(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), chunks=2))
+        pipe.partitions[0][0] = nn.Identity()
+        assert pipe(torch.ones(2, 2)).local_value().eq(1).all()
+        for partitions in ([nn.Sequential(nn.Linear(2, 2))], [*pipe.partitions, nn.Sequential()]):
+            changed = copy.deepcopy(pipe)
+            changed.partitions = nn.ModuleList(partitions)
+            with pytest.raises(RuntimeError, match="the partitions of this Pipe were replaced"):
+                changed(torch.ones(2, 2))
+
     def test_a_sequential_that_does_more_than_its_layers(self):
         """Its layers are called one by one, so what else it does would silently not happen."""
 

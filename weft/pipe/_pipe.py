@@ -125,6 +125,7 @@ class Pipe(nn.Module):
             {skip: index for index, skip in enumerate(layout)},
             NoChunk,
         )
+        self._built_of = tuple(self.partitions)
         _pipes.add(self)
 
     def forward(self, *inputs: Any) -> rpc.RRef:
@@ -143,11 +144,17 @@ class Pipe(nn.Module):
             TypeError: no input is a tensor.
             ValueError: a tensor is on another device than the first partition, or only some
                 partitions are on ``meta``.
+            RuntimeError: ``partitions`` has other modules than those that the Pipe was built of.
         """
         return rpc.RRef(self._run(*inputs))
 
     def _run(self, *inputs: Any) -> Any:
         check_inputs(inputs, self.devices)
+        if tuple(self.partitions) != self._built_of:
+            raise RuntimeError(
+                "the partitions of this Pipe were replaced, and it would run those that it was built "
+                "of: replace layers within a partition, or build a Pipe of the new modules"
+            )
         if not self.devices:
             return inputs[0] if len(inputs) == 1 else inputs
         mode = getattr(_C.pipe.Checkpoint, self.checkpoint)
