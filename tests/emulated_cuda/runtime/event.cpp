@@ -12,7 +12,7 @@
 namespace emulated {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x45564e54;
+constexpr std::uint64_t kEventMagic = 0x45564e54;
 
 // Short sleeps instead of a signal: the one who records may be another process.
 void waitFor(const Event::Counts& counts, std::uint64_t number) {
@@ -52,7 +52,7 @@ Event::~Event() {
 }
 
 Event* Event::open(const Handle& handle) {
-  if (handle.magic != kMagic) return nullptr;
+  if (handle.magic != kEventMagic) return nullptr;
   const auto path =
       "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -107,7 +107,7 @@ void Event::hostKnows() {
   hostWaits(clock_);
 }
 
-Event::Handle Event::handle() const { return {kMagic, ::getpid(), descriptor_}; }
+Event::Handle Event::handle() const { return {kEventMagic, ::getpid(), descriptor_}; }
 
 // By the times at which the host asked: enough for who only prints it.
 float Event::millisecondsSince(const Event& earlier) const {

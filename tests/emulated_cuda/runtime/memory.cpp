@@ -18,7 +18,7 @@
 namespace emulated {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x43554441;
+constexpr std::uint64_t kMemoryMagic = 0x43554441;
 constexpr std::size_t kRemembered = 1000;
 std::atomic<unsigned long> imported_so_far{0};
 
@@ -154,14 +154,14 @@ std::size_t bytesFree(int device) {
 std::optional<MemoryHandle> exportMemory(const void* address) {
   const auto found = findAllocation(address);
   if (!found || found->kind != Allocation::Kind::kDevice) return std::nullopt;
-  return MemoryHandle{kMagic, ::getpid(), found->descriptor, numberOnMachine(found->device),
+  return MemoryHandle{kMemoryMagic, ::getpid(), found->descriptor, numberOnMachine(found->device),
                       found->size};
 }
 
 unsigned long imports() { return imported_so_far; }
 
 void* importMemory(const MemoryHandle& handle) {
-  if (handle.magic != kMagic || handle.process == ::getpid()) return nullptr;
+  if (handle.magic != kMemoryMagic || handle.process == ::getpid()) return nullptr;
   const auto path =
       "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);

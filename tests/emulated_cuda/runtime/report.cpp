@@ -13,7 +13,7 @@ namespace emulated {
 namespace {
 
 constexpr unsigned long kPrinted = 3;
-std::atomic<unsigned long> count{0};
+std::atomic<unsigned long> counted{0};
 
 }  // namespace
 
@@ -28,9 +28,9 @@ void Stack::print(const char* heading) const {
   ::backtrace_symbols_fd(frames.data(), size, STDERR_FILENO);
 }
 
-unsigned long findings() { return count; }
+unsigned long findings() { return counted; }
 
-bool addFinding() { return ++count <= kPrinted || expectsFindings(); }
+bool addFinding() { return ++counted <= kPrinted || expectsFindings(); }
 
 bool expectsFindings() { return std::getenv("EMULATED_CUDA_EXPECT_FINDINGS") != nullptr; }
 
