@@ -1,9 +1,9 @@
 """A library's sources in a few files for the compiler.
 
-Most of what a file of ours takes the compiler is its headers (torch's alone 5 to 15 seconds), and the
-templates that those instantiate. Files that are compiled as one share both, at the price of names:
-those in unnamed namespaces must differ within a package. `#line` keeps the files' own names in
-messages and debug information.
+Most of what a file of ours takes the compiler is its headers (torch's alone 5 to 15 seconds), and
+the templates that those instantiate. Files that are compiled as one share both, at the price of
+names: those in unnamed namespaces must differ within a package. `#line` keeps the files' own names
+in messages and debug information.
 """
 
 # Enough to share the headers; few enough that two cores share a package, and that a change of one

@@ -4,9 +4,10 @@
 # A folder per run: two people may test in one checkout at the same time.
 RESULTS="$BUILD/results/$(date +%Y%m%d-%H%M%S)-$$"
 ALL_PARTS=(lint cpp sanitizers python conformance demo cuda spawn)
-# About how long each takes on two cores where nothing has been built before.
+# About how long each takes on two cores where nothing has been built before; torch215 with its
+# build, which no part before it has made.
 declare -A PART_MINUTES=([lint]=10 [cpp]=6 [sanitizers]=24 [python]=25 [conformance]=6 [demo]=2
-  [cuda]=18 [spawn]=7)
+  [cuda]=18 [spawn]=7 [torch215]=18)
 # What a contributor runs before a push: what finds most mistakes within minutes. Bazel runs only
 # those C++ tests that the change can reach.
 QUICK_PARTS=(lint cpp quick demo)
@@ -23,7 +24,8 @@ TORCH215_PYTHON=(
   tests/pipe/test_{contract,gradients,schedule}.py
 )
 
-tally() { "$PY" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
+# Before there is a venv, too.
+tally() { "$BASE_PYTHON" -I "$WEFT_ROOT/tools/tally.py" "$@"; }
 
 # limited SECONDS COMMAND…: ends COMMAND and its children; stdin is closed, so nothing can ask.
 limited() { timeout --signal="${LIMIT_SIGNAL:-TERM}" --kill-after=20 "$1" "${@:2}" </dev/null; }
@@ -219,6 +221,14 @@ fits() {
     ((SECONDS / 60 + ${PART_MINUTES[$1]:-0} <= WEFT_TEST_MINUTES))
 }
 
+any_fits() {
+  local part
+  for part in "$@"; do
+    if fits "$part"; then return; fi
+  done
+  return 1
+}
+
 run_part() {
   local part="$1" started=$SECONDS
   if ! fits "$part"; then
@@ -238,15 +248,17 @@ run_part() {
 
 # ./dev test [PART…] [-k FILTER]: no part means the quick ones; a filter alone, C++ and Python tests.
 run_tests() {
-  local parts=() part results=() counts status=0
+  local parts=() others=() part results=() counts status=0
   read_test_words "$@"
   mkdir -p "$RESULTS"
   find "$BUILD/results" -mindepth 1 -maxdepth 1 -mtime +2 -exec rm -rf {} +
-  need_all "${APT_TEST[@]}"
+  find_venv
+  if any_fits "${parts[@]}"; then need_all "${APT_TEST[@]}"; fi
   # A build that fails is one failed test, and nothing that needs it can be counted.
   # Lint and the C++ tests do not need the staged package, so they run all the same.
   STEP_RC=0
-  [[ "${parts[*]}" == lint ]] || step need_build
+  mapfile -t others < <(printf '%s\n' "${parts[@]}" | grep -vx lint)
+  if any_fits "${others[@]}"; then step need_build; fi
   if [[ $STEP_RC != 0 ]]; then
     tally check "$RESULTS/build.json" 1 || true
     say "test: the build FAILED; only lint, cpp and sanitizers of ${parts[*]} can run"
