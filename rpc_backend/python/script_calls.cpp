@@ -62,6 +62,21 @@ FuturePtr send(const std::string& worker, const c10::QualifiedName& name,
                          const JitFuture& answered) { return read(answered, call); });
 }
 
+// The callee's unpickler would call an empty function for them.
+bool holdsObject(const at::IValue& value) {
+  bool found = false;
+  value.visit([&](const at::IValue& part) { return found |= part.isObject() || part.isEnum(); });
+  return found;
+}
+
+void checkArguments(const c10::FunctionSchema& schema, const Stack& stack) {
+  for (std::size_t i = 0; i < stack.size(); ++i)
+    TORCH_CHECK(!holdsObject(stack[i]), schema.name(), " cannot be called on another worker: '",
+                schema.arguments()[i].name(),
+                "' has an object of a TorchScript class or a member of an enum, which torch cannot "
+                "send; pass its attributes, or the member's value");
+}
+
 // As pyRpcTorchscript. Without the GIL.
 std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
                                                  const std::string& function, const py::tuple& args,
@@ -77,6 +92,7 @@ std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
                                              py::reinterpret_borrow<py::kwargs>(keywords),
                                              std::nullopt);
   }
+  checkArguments(schema, stack);
   return std::make_shared<PythonFutureWrapper>(
       send(worker, name, schema, std::move(stack), timeout, async_execution));
 }

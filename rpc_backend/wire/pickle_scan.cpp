@@ -21,13 +21,14 @@ constexpr std::uint32_t kMaxTypeDepth = 128;  // of a type's name
 constexpr std::uint64_t kMaxTuples = 10'000;
 
 constexpr const char* kDeep = "its values are nested too deeply";
+constexpr const char* kObject =
+    "it has an object of a TorchScript class or a member of an enum, which torch cannot send";
 constexpr const char* kMalformed = "its pickle is cut short, or is not one that torch writes";
 
 enum class Callee : std::uint8_t {
   kNone,   // not something to call
   kTyped,  // parses a type's name
   kOther,
-  kClass,  // of TorchScript, or an enum
 };
 
 struct Name {
@@ -35,7 +36,8 @@ struct Name {
   std::string_view name;
   Callee callee;
 };
-// What torch's pickler names where a message has a table of tensors, besides classes.
+// What torch's pickler names where a message has a table of tensors, besides classes and enums:
+// those its unpickler cannot make without an ObjLoader, and RPC gives it none.
 constexpr std::array kNames{
     Name{"torch.jit._pickle", "restore_type_tag", Callee::kTyped},
     Name{"torch.jit._pickle", "build_tensor_from_id", Callee::kOther},
@@ -80,9 +82,11 @@ std::uint32_t typeDepth(std::string_view text) {
 Callee calleeOf(std::string_view module, std::string_view name) {
   for (const Name& one : kNames)
     if (module == one.module && name == one.name) return one.callee;
-  const bool scripted = module == "__torch__" || module.starts_with("__torch__.");
-  const bool flat = typeDepth(module) + typeDepth(name) <= kMaxTypeDepth;
-  return scripted && flat ? Callee::kClass : Callee::kNone;
+  return Callee::kNone;
+}
+
+bool isScripted(std::string_view module) {
+  return module == "__torch__" || module.starts_with("__torch__.");
 }
 
 // Runs the pickle on a stack that knows only what values hold.
@@ -151,7 +155,6 @@ class Scan : Reader {
       case kTuple:
         return tuple(toMark());
       case kAppend:
-      case kBuild:
         return fill(1);
       case kAppends:
         return fill(toMark());
@@ -159,8 +162,6 @@ class Scan : Reader {
         return setItems(toMark());
       case kReduce:
         return call();
-      case kNewObject:
-        return make();
       case kBinPut:
       case kLongBinPut:
         return put(op);
@@ -200,7 +201,8 @@ class Scan : Reader {
     if (!takeLine(module) || !takeLine(name)) return fail();
     const Callee callee = calleeOf(module, name);
     // Its name is not told: it may be anything.
-    if (callee == Callee::kNone) return fail("its pickle names what torch's RPC does not call");
+    if (callee == Callee::kNone)
+      return fail(isScripted(module) ? kObject : "its pickle names what torch's RPC does not call");
     if (module != kNames[0].module || name != kNames[0].name) other_names_ = true;
     push({.callee = callee});
   }
@@ -258,12 +260,6 @@ class Scan : Reader {
     if (function == Callee::kTyped && args.type_depth > kMaxTypeDepth) fail(kDeep);
     push({.depth = args.depth});
   }
-  void make() {
-    if (callee() != Callee::kClass) return fail();
-    drop(1);
-    stack_.pop_back();
-    push({.depth = 1, .complete = false});
-  }
   void put(unsigned char op) {
     std::uint32_t index = 0;
     // The pickler counts; the unpickler fills its memo up to the index.
@@ -288,8 +284,7 @@ class Scan : Reader {
   std::optional<std::int64_t> bottom_;
   // Of the tuple that was made of the whole stack just now, or before its place in the memo.
   std::optional<std::int64_t> head_;
-  // Whether it names more than the annotation of a container's type. An enum that the unpickler
-  // does not find puts nothing on its stack, which is then not this one.
+  // Whether it names more than the annotation of a container's type.
   bool other_names_ = false;
 };
 

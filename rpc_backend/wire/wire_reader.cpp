@@ -64,8 +64,10 @@ bool WireReader::getHead(WireHeader& header, std::uint32_t& inline_bytes) {
     return fail("the kind of message is unknown");
   }
   header.kind = static_cast<WireKind>(kind);
-  return get(header.type) && get(header.tensor_count) && get(header.call_id) &&
-         get(header.timeout_ms) && get(inline_bytes);
+  if (!get(header.type)) return false;
+  if (header.type > kMaxMessageType) return fail("the type of message is unknown");
+  return get(header.tensor_count) && get(header.call_id) && get(header.timeout_ms) &&
+         get(inline_bytes);
 }
 
 bool WireReader::header(WireHeader& header) {

@@ -1,6 +1,7 @@
 #include "rpc_backend/wire/wrapped_type.h"
 
 #include "rpc_backend/wire/pickle_scan.h"
+#include "rpc_backend/wire/wire.h"
 
 namespace weft::rpc {
 
@@ -15,8 +16,8 @@ std::optional<WrappedMessage> readWrappedType(std::span<const char> payload) {
   if (length == 0 || length >= body) return std::nullopt;
   const std::size_t inner = body - length;
   const auto type = headOf(payload.subspan(inner, length));
-  if (!type) return std::nullopt;
-  return WrappedMessage{*type, payload.first(inner)};
+  if (!type || *type < 0 || *type > kMaxMessageType) return std::nullopt;
+  return WrappedMessage{static_cast<std::uint16_t>(*type), payload.first(inner)};
 }
 
 }  // namespace weft::rpc

@@ -15,11 +15,12 @@
 namespace weft::rpc {
 
 struct WrappedMessage {
-  std::int64_t type = 0;                // of the inner message
+  std::uint16_t type = 0;               // of the inner message
   std::span<const char> inner_payload;  // the inner message's payload
 };
 
-// Nothing when the payload does not end in such a tuple. Total; any thread.
+// Nothing when the payload does not end in such a tuple, or when no message has that type
+// (kMaxMessageType). Total; any thread.
 std::optional<WrappedMessage> readWrappedType(std::span<const char> payload);
 
 }  // namespace weft::rpc

@@ -1,5 +1,8 @@
 """A failed TorchScript call says why, and leaves nothing behind for the next one."""
 
+from enum import Enum
+from typing import List
+
 import pytest
 import torch
 from torch import Tensor
@@ -63,6 +66,40 @@ class Point:
 @torch.jit.script
 def make_point(x: int) -> Point:
     return Point(x)
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@torch.jit.script
+def x_of(points: List[Point]) -> int:
+    return points[0].x
+
+
+@torch.jit.script
+def paint(number: int, colour: Colour) -> int:
+    return number + colour.value
+
+
+def send_objects(to: str) -> list[str]:
+    import torch.distributed.rpc as rpc
+
+    texts = []
+    for call, args in ((x_of, ([Point(3)],)), (paint, (1, Colour.RED))):
+        with pytest.raises(RuntimeError) as error:
+            rpc.rpc_sync(to, call, args=args)
+        texts.append(str(error.value))
+    return texts
+
+
+def test_an_argument_that_torch_cannot_send_is_named():
+    with Group(2) as group:
+        group[1].call(add, 0, 0)  # as above
+        points, colour = group[0].call(send_objects, "worker1")
+        assert "x_of cannot be called on another worker: 'points' has an object" in points
+        assert "paint cannot be called on another worker: 'colour' has an object" in colour
+        group.shutdown()
 
 
 def unreadable_answer(to: str, how: str) -> str:

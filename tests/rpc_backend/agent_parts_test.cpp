@@ -398,7 +398,6 @@ at::IValue member(const std::shared_ptr<torch::jit::CompilationUnit>& unit) {
 
 // What TorchScript knows, each of it twice.
 std::vector<at::IValue> valuesOfScripts() {
-  const auto unit = std::make_shared<torch::jit::CompilationUnit>();
   const auto pair = c10::TupleType::createNamed(
       c10::QualifiedName("__torch__.mine.Pair"), std::vector<std::string>{"a", "b"},
       std::vector<c10::TypePtr>{c10::IntType::get(), c10::TensorType::get()});
@@ -418,8 +417,6 @@ std::vector<at::IValue> valuesOfScripts() {
       dict,
       pairs,
       c10::ivalue::Tuple::create({}),
-      scriptObject(unit),
-      member(unit),
       c10::List<double>({1.5}),
       c10::List<bool>({true}),
       c10::List<at::Tensor>({at::ones({1})}),
@@ -431,11 +428,24 @@ std::vector<at::IValue> valuesOfScripts() {
   return values;
 }
 
-TEST(RequestPolicy, WhatTorchsPicklerWritesIsRead) {
+// Why a call with this argument is refused; empty: it is not.
+std::string refusalOf(RequestPolicy policy, at::IValue value) {
   std::vector<at::Tensor> tensors;
-  const auto payload = torch::jit::pickle(c10::ivalue::Tuple::create(valuesOfScripts()), &tensors);
+  const auto payload = torch::jit::pickle(c10::ivalue::Tuple::create(std::move(value)), &tensors);
+  return refusal(policy, MessageType::SCRIPT_CALL, payload).value_or("");
+}
+
+TEST(RequestPolicy, WhatTorchsPicklerWritesIsRead) {
   for (const RequestPolicy policy : {RequestPolicy::kScript, RequestPolicy::kRegistered})
-    EXPECT_EQ(refusal(policy, MessageType::SCRIPT_CALL, payload).value_or(""), "");
+    EXPECT_EQ(refusalOf(policy, c10::ivalue::Tuple::create(valuesOfScripts())), "");
+}
+
+TEST(RequestPolicy, ObjectsOfTorchScriptWhichTorchDoesNotReadAreRefused) {
+  const auto unit = std::make_shared<torch::jit::CompilationUnit>();
+  for (const RequestPolicy policy : {RequestPolicy::kScript, RequestPolicy::kRegistered}) {
+    EXPECT_TRUE(refusalOf(policy, scriptObject(unit)).starts_with("it has an object"));
+    EXPECT_TRUE(refusalOf(policy, member(unit)).starts_with("it has an object"));
+  }
 }
 
 // All that this process has loaded.

@@ -21,7 +21,7 @@ std::vector<std::byte> header(FuzzInput& input, std::vector<std::uint64_t>& size
   WireWriter writer(bytes);
   WireHeader head;
   head.kind = static_cast<WireKind>(input.below(6));
-  head.type = input.number();
+  head.type = input.number() % (kMaxMessageType + 8);
   head.call_id = input.number();
   head.timeout_ms = input.number<std::uint32_t>();
   head.tensor_count =

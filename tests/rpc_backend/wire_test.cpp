@@ -186,6 +186,17 @@ TEST(Wire, AnotherVersionIsRefused) {
   EXPECT_FALSE(readAll(bytes));
 }
 
+TEST(Wire, ATypeThatTorchsEnumCannotHoldIsRefused) {
+  constexpr std::size_t kType = 2;  // after the version and the kind
+  auto bytes = sample();
+  bytes[kType] = std::byte{0xff};
+  bytes[kType + 1] = std::byte{0x03};
+  EXPECT_TRUE(readAll(bytes));
+  bytes[kType] = std::byte{0x00};
+  bytes[kType + 1] = std::byte{0x04};
+  EXPECT_FALSE(readAll(bytes));
+}
+
 using Numbers = std::vector<std::int64_t>;
 
 // Nothing when the layout has gaps.
