@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 import time
 
 import perfetto_engine
@@ -355,3 +356,30 @@ def closes_at_once() -> None:
 
 def test_an_output_outlives_a_pipe_that_is_closed_at_once(group):
     group[0].call(closes_at_once)
+
+
+def pipe_threads(end: bool = False) -> list[int | None]:
+    """Those that run mini-batches here, once they have ended if they are to."""
+    found = [one for one in threading.enumerate() if one.name == "weft-pipe"]
+    for one in found:
+        one.join(10 if end else 0)
+    return [one.native_id for one in found if one.is_alive()]
+
+
+def runs_in_one_thread() -> None:
+    import torch.distributed.rpc as rpc
+
+    assert rpc.rpc_sync("worker1", pipe_threads, args=(True,)) == []  # of earlier Pipes
+    pipe, (inputs, targets) = pipe_of("1122", 2, "gpipe"), models.batch()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    first = rpc.rpc_sync("worker1", pipe_threads)
+    assert len(first) == 1
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    assert rpc.rpc_sync("worker1", pipe_threads) == first
+    assert pipe_threads() == []
+    pipe.close()
+    assert rpc.rpc_sync("worker1", pipe_threads, args=(True,)) == []
+
+
+def test_a_worker_runs_all_mini_batches_in_one_thread(group):
+    group[0].call(runs_in_one_thread)

@@ -44,7 +44,7 @@ class MiniBatch:
         self._given: dict[Key, Any] = {}
         self._deliveries = _C.pipe.Deliveries(pipe)
         self._begun: list[Answer] = []
-        self._answers: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[tuple[str, Outcome | BaseException]] = queue.SimpleQueue()
 
     def run(self, inputs: list[Any]) -> dict[str, Outcome]:
         """Runs the mini-batch to its end at all workers. Returns the outcome of each."""
@@ -56,8 +56,7 @@ class MiniBatch:
             outcomes = {self._name: self._run_own()} if self._own is not None else {}
             self._deliveries.wait()
             for _ in self._begun:
-                worker, answer = self._answers.get()
-                outcomes[worker] = self._outcome_of(worker, answer)
+                self._take_end(outcomes)
             return outcomes
         except BaseException as error:
             line = str(error).splitlines()[:1]
@@ -71,12 +70,19 @@ class MiniBatch:
         self._begun.append(future)
 
     def _ended(self, worker: str, answer: Answer) -> None:
-        self._answers.put((worker, answer))
         try:
-            self._outcome_of(worker, answer)
-        except RuntimeError as error:
+            self._ends.put((worker, self._outcome_of(worker, answer)))
+        except BaseException as error:
+            self._ends.put((worker, error))
             if self._own is not None:  # it may wait for what that worker will not send any more
                 self._own.abandon(self._step, str(error))
+
+    def _take_end(self, outcomes: dict[str, Outcome]) -> None:
+        """Waits until a worker's part has ended, and raises the error if it failed."""
+        worker, end = self._ends.get()
+        if isinstance(end, BaseException):
+            raise end
+        outcomes[worker] = end
 
     def _feed(self, inputs: list[Any]) -> None:
         for number, value in enumerate(inputs):
@@ -102,8 +108,8 @@ class MiniBatch:
         try:
             return run_mini_batch(self._own, self._jobs[self._name], self._given)
         except Abandoned:
-            while not self._answers.empty():
-                self._outcome_of(*self._answers.get())  # raises the error if a worker ended it
+            while not self._ends.empty():
+                self._take_end({})  # raises the error if a worker ended it
             raise
 
     def _outcome_of(self, worker: str, answer: Answer) -> Outcome:

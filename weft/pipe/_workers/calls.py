@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,7 +95,7 @@ def connect(pipe: str, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:
 
 @rpc.functions.async_execution
 def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
-    """Runs a mini-batch in a thread of its own, so that RPC threads stay free for what it waits for."""
+    """Runs a mini-batch in the part's thread, so that RPC threads stay free for what it waits for."""
     part = part_of(pipe)
     if job.given is not None:  # the thread has other streams than this call
         settle(tensor.device for tensor in job.given[1])
@@ -109,7 +108,7 @@ def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
             outcome = Outcome(None, str(error) or repr(error))
         done.set_result(outcome)
 
-    threading.Thread(target=work, name="weft-pipe", daemon=True).start()
+    part.runner.run(work)
     return done
 
 

@@ -20,6 +20,7 @@ from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
 from weft.pipe._workers.parcels import adopt, settle, unpack
 from weft.pipe._workers.replicas import Replicas
+from weft.pipe._workers.runner import Runner
 from weft.pipe._workers.schedule import Order, Task, plan_of
 from weft.pipe._workers.stage import Stage
 from weft.pipe.skip import Skippable
@@ -87,6 +88,8 @@ class Part:
             self.stages[number] = Stage(list(made.values()), device, shared)
         self.replicas = self._find_replicas()
         self.settle()
+        #: Runs the mini-batches, but for the driver's own part.
+        self.runner = Runner()
         self.arrivals = _C.pipe.open_arrivals(pipe)
         self.skips: list[SkipRoute] = []
         #: What is kept of forwards for backwards that may come.
@@ -172,6 +175,7 @@ class Part:
 
     def close(self) -> None:
         """Drops what is kept for backwards, and ends what runs."""
+        self.runner.close()
         for graph in self.graphs:
             graph.drop()
         _C.pipe.close_arrivals(self.pipe)
