@@ -25,7 +25,8 @@ def ddp_hook(
     Sparse gradients (``nn.Embedding(sparse=True)``) are summed where they are, and then divided.
 
     The gradients are those of DDP without a hook, but for rounding: the sum is divided, not each
-    part of it.
+    part of it. A hook does not know of ``join(divide_by_initial_world_size=False)``: with this one, as
+    with torch's, sums are divided by the number of all ranks there too.
 
     Args:
         group: the hook's state: DDP's process group; None is the default group.
