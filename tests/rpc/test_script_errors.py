@@ -1,7 +1,6 @@
 """A failed TorchScript call says why, and leaves nothing behind for the next one."""
 
 from enum import Enum
-from typing import List
 
 import pytest
 import torch
@@ -73,7 +72,7 @@ class Colour(Enum):
 
 
 @torch.jit.script
-def x_of(points: List[Point]) -> int:
+def x_of(points: list[Point]) -> int:
     return points[0].x
 
 
