@@ -172,3 +172,31 @@ def given_as_an_rref() -> str:
 
 def test_a_remote_module_without_its_class_cannot_be_made_again(group):
     assert "was made from an RRef" in group[0].call(given_as_an_rref)
+
+
+def begin_two(folder: str) -> None:
+    """A Pipe that trains a remote module, and one that uses it."""
+    import weft
+
+    remote = weft.RemoteModule("worker2/cpu", nn.Linear, (4, 4))
+    pipes = [
+        weft.Pipe(nn.Sequential(remote), chunks, "never", schedule="1f1b") for chunks in (CHUNKS, 1)
+    ]
+    _training[:] = [Training(pipe, nn.Linear(4, 4), folder) for pipe in pipes]
+    _training[0].step(0)
+    pipes[0].save_checkpoint(folder)
+
+
+def have_one_module() -> None:
+    first, second = _training
+    load(first)
+    load(second)
+    first.step(1)
+    same(first.pipe.state_dict(), second.pipe.state_dict())
+
+
+def test_two_pipes_have_one_remote_module_again(group: Static, tmp_path):
+    group[0].call(begin_two, str(tmp_path / "checkpoint"))
+    group[2].kill()
+    group.again(2)
+    group[0].call(have_one_module)

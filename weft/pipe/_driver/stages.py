@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
+from weft._remote import owner
 from weft.pipe._partition import WithDevice, check_sequential, device_of
 from weft.pipe._workers.job import SkipRoute, StagePlace
 from weft.pipe._workers.part import Layer
@@ -23,10 +24,24 @@ class StageLayers(NamedTuple):
     layers: list[Layer]
 
     def make_again(self) -> None:
-        """Makes its remote modules again, at a worker that was restarted."""
+        """Makes its remote modules again, at a worker that was restarted.
+
+        One that another Pipe has made again stays: both train and use the same.
+        """
         for layer in self.layers:
-            if isinstance(layer.module, RemoteModule):
+            if isinstance(layer.module, RemoteModule) and not _is_there(layer.module):
                 layer.module.make_again()
+
+
+def _is_there(remote: RemoteModule) -> bool:
+    """Whether its owner has the module; raises where the owner is lost."""
+    there = remote.get_module_rref()
+    try:
+        rpc.rpc_sync(there.owner(), owner.is_training, args=(there,), timeout=0)
+    except Exception:  # the module went with a former process, or could not be made
+        rpc.rpc_sync(there.owner(), rpc.get_worker_info, timeout=0)
+        return False
+    return True
 
 
 def divide(module: nn.Sequential) -> list[StageLayers]:
@@ -72,8 +87,8 @@ def skip_routes(declared: Sequence[tuple[int, Declared]]) -> list[tuple[SkipRout
 def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
     here = rpc.get_worker_info().name
     if isinstance(child, RemoteModule):
-        owner = child.get_module_rref().owner_name()
-        return StagePlace((owner,), (child.device,)), Layer(name, child)
+        worker = child.get_module_rref().owner_name()
+        return StagePlace((worker,), (child.device,)), Layer(name, child)
     if isinstance(child, WithDevice):
         workers = tuple(worker or here for worker, _ in child.replicas)
         if len(set(workers)) < len(workers):
