@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import errno
+from pathlib import Path
 
 import pytest
 import torch
 import worker_models as models
 from torch import nn
+from waiting import wait_until
 from worker_pipes import CROSS_ENTROPY, pipe_of, same
 
 
@@ -288,21 +291,26 @@ def test_an_optimizers_state_keeps_its_names_when_layers_are_frozen(group):
 
 def cannot_be_written(folder: str) -> str:
     """All workers but the first cannot write."""
-    from weft.pipe._driver import checkpoint
-
     pipe = pipe_of("0122", 2, "1f1b")
     pipe.save_checkpoint(f"{folder}/here")
-    before = checkpoint.state.write_shard
-    checkpoint.state.write_shard = fails_to_write
-    try:
-        pipe.save_checkpoint(f"{folder}/here", background=True)
-    finally:
-        checkpoint.state.write_shard = before
+    begin_with(fails_to_write, pipe, f"{folder}/here")
     with pytest.raises(RuntimeError, match="no space") as caught:
         pipe.save_checkpoint(f"{folder}/here")
     pipe.save_checkpoint(f"{folder}/here")
     pipe.close()
     return str(caught.value)
+
+
+def begin_with(write, pipe, path: str):
+    """A checkpoint in the background of which this writes the shards."""
+    from weft.pipe._driver import checkpoint
+
+    before = checkpoint.state.write_shard
+    checkpoint.state.write_shard = write
+    try:
+        return pipe.save_checkpoint(path, background=True)
+    finally:
+        checkpoint.state.write_shard = before
 
 
 def fails_to_write(pipe: str, folder: str, number: int, snapshot: bool) -> None:
@@ -313,3 +321,33 @@ def fails_to_write(pipe: str, folder: str, number: int, snapshot: bool) -> None:
 def test_a_checkpoint_that_failed_in_the_background_is_told_by_the_next(group, tmp_path):
     group[0].call(cannot_be_written, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def the_first_fails(pipe: str, folder: str, number: int, snapshot: bool) -> None:
+    if number == 0:
+        raise OSError(errno.ENOSPC, "no space")
+    above = Path(folder).parent
+    wait_until((above / "go").exists, "the first has failed", 90)
+    (Path(folder) / f"shard-{number}.pt").touch()
+    (above / f"written-{number}").touch()
+
+
+def is_told_once(folder: str) -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    checkpoint = begin_with(the_first_fails, pipe, f"{folder}/failed")
+    with pytest.raises(OSError):
+        checkpoint._shards["worker0"].wait()
+    (Path(folder) / "go").touch()
+    said = r"(?s)worker 'worker0' could not write .*/failed: .*no space"
+    with pytest.raises(RuntimeError, match=said) as caught:
+        checkpoint.wait()
+    assert isinstance(caught.value.__cause__, OSError)
+    written = [path.name for path in Path(folder).iterdir()]
+    assert sorted(written) == ["go", "written-1", "written-2"]  # nobody was still writing
+    pipe.save_checkpoint(f"{folder}/here")
+    pipe.load_checkpoint(f"{folder}/here")
+    pipe.close()
+
+
+def test_a_checkpoint_that_failed_is_told_once_after_all_have_ended(group, tmp_path):
+    group[0].call(is_told_once, str(tmp_path))

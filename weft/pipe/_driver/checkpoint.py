@@ -25,13 +25,14 @@ class Checkpoint:
         self._unfinished = path.with_name(f"{path.name}.{pipe}.unfinished")
         self._before = path.with_name(f"{path.name}.{pipe}.before")
         self._error: BaseException | None = None
+        self._told = False
         self._unfinished.mkdir(parents=True)
         parts.wait_for_given_up()
         self._parts = parts  # the stages stay until they are written
-        self._shards = [
-            parts.begin(worker, state.write_shard, str(self._unfinished), number, snapshot)
+        self._shards = {
+            worker: parts.begin(worker, state.write_shard, str(self._unfinished), number, snapshot)
             for number, worker in enumerate(parts.workers)
-        ]
+        }
         self._thread = threading.Thread(target=self._finish, name="weft-checkpoint")
         self._thread.start()
 
@@ -45,10 +46,20 @@ class Checkpoint:
         Raises:
             RuntimeError: a worker could not write, or was lost; what was there before stays.
         """
+        self._join()
+        if self._error is not None:
+            self._told = True
+            raise self._error
+
+    def settle(self) -> None:
+        """As :meth:`wait`, and raises nothing that :meth:`wait` has raised before."""
+        self._join()
+        if not self._told:
+            self.wait()
+
+    def _join(self) -> None:
         while self._thread.is_alive():
             self._thread.join(0.05)  # Ctrl-C is heard
-        if self._error is not None:
-            raise self._error
 
     def _finish(self) -> None:
         try:
@@ -64,11 +75,13 @@ class Checkpoint:
 
     def _wait_for_shards(self) -> None:
         """Waits for all, so that none is written when the folder is removed; raises the first failure."""
-        failures: list[RuntimeError] = []
-        for shard in self._shards:
+        failures: list[tuple[str, Exception]] = []
+        for worker, shard in self._shards.items():
             try:
                 shard.wait()
-            except RuntimeError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+            except Exception as error:
+                failures.append((worker, error))
+        for worker, error in failures:
+            raise RuntimeError(
+                f"worker '{worker}' could not write its shard of the checkpoint {self._path}: {error}"
+            ) from error

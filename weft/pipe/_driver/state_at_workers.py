@@ -95,6 +95,7 @@ class StateAtWorkers(LayersElsewhere):
         Raises:
             RuntimeError: a worker could not write; a checkpoint that was there stays. With
                 ``background`` it is raised by ``wait()``, or else by the next of these calls.
+            OSError: the folder cannot be made.
         """
         self._wait_for_checkpoint()
         if background:
@@ -109,7 +110,7 @@ class StateAtWorkers(LayersElsewhere):
     def _wait_for_checkpoint(self) -> None:
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is not None:
-            checkpoint.wait()
+            checkpoint.settle()
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
