@@ -351,3 +351,53 @@ def is_told_once(folder: str) -> None:
 
 def test_a_checkpoint_that_failed_is_told_once_after_all_have_ended(group, tmp_path):
     group[0].call(is_told_once, str(tmp_path))
+
+
+def saved_through_a_link(folder: str) -> None:
+    """The folder that it leads to is replaced, or made."""
+    latest, run = Path(folder) / "latest", Path(folder) / "run"
+    latest.symlink_to("run")
+    pipe = pipe_of("0122", 2, "1f1b")
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.5)
+    for number in range(3):
+        pipe.step(*models.batch(number), loss=CROSS_ENTROPY)
+        optimizer.step()
+        pipe.save_checkpoint(latest)
+        state = copy.deepcopy(pipe.state_dict())
+        pipe.load_checkpoint(run)
+        same(pipe.state_dict(), state)
+    assert latest.is_symlink()
+    pipe.close()
+
+
+def test_a_checkpoint_goes_where_a_link_leads(group, tmp_path):
+    group[0].call(saved_through_a_link, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "run"]
+
+
+def cannot_be_put(folder: str) -> None:
+    pipe = pipe_of("0122", 2, "1f1b")
+    file = Path(folder) / "file"
+    file.write_text("mine")
+    for background in (False, True):
+        with pytest.raises(NotADirectoryError, match="save_checkpoint: .*/file is no folder"):
+            pipe.save_checkpoint(file, background)
+    assert file.read_text() == "mine"
+    here = Path(folder) / "here"
+    pipe.save_checkpoint(here)
+    with pytest.raises(RuntimeError, match="could not be put at .*/here: "):
+        begin_with(takes_the_folder_away, pipe, str(here)).wait()
+    with pytest.raises(Exception, match="pickle"):
+        begin_with(lambda *_: None, pipe, str(here))
+    pipe.load_checkpoint(here)
+    pipe.close()
+
+
+def takes_the_folder_away(pipe: str, folder: str, number: int, snapshot: bool) -> None:
+    if number == 0:
+        Path(folder).rmdir()
+
+
+def test_a_checkpoint_that_cannot_be_put_leaves_what_was_there(group, tmp_path):
+    group[0].call(cannot_be_put, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "here"]

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import state
+
+
+def folder_at(path: str | Path) -> Path:
+    """Where a checkpoint goes: where a link leads, so that it leads to the new one.
+
+    Raises:
+        NotADirectoryError: a file is there, which is not Weft's to remove.
+    """
+    folder = Path(os.path.realpath(path) if os.path.islink(path) else path)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(
+            f"save_checkpoint: {path} is no folder: give another path, or remove what is there"
+        )
+    return folder
 
 
 class Checkpoint:
@@ -26,14 +43,25 @@ class Checkpoint:
         self._before = path.with_name(f"{path.name}.{pipe}.before")
         self._error: BaseException | None = None
         self._told = False
-        self._unfinished.mkdir(parents=True)
-        parts.wait_for_given_up()
         self._parts = parts  # the stages stay until they are written
-        self._shards = {
-            worker: parts.begin(worker, state.write_shard, str(self._unfinished), number, snapshot)
-            for number, worker in enumerate(parts.workers)
-        }
+        self._shards: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._finish, name="weft-checkpoint")
+        parts.wait_for_given_up()
+        self._unfinished.mkdir(parents=True)
+        try:
+            self._begin(snapshot)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self._wait_for_shards()
+            shutil.rmtree(self._unfinished, ignore_errors=True)
+            raise
+
+    def _begin(self, snapshot: bool) -> None:
+        folder = str(self._unfinished)
+        for number, worker in enumerate(self._parts.workers):
+            self._shards[worker] = self._parts.begin(
+                worker, state.write_shard, folder, number, snapshot
+            )
         self._thread.start()
 
     def done(self) -> bool:
@@ -64,14 +92,29 @@ class Checkpoint:
     def _finish(self) -> None:
         try:
             self._wait_for_shards()
-            if self._path.exists():
-                self._path.rename(self._before)
-            self._unfinished.rename(self._path)
-            shutil.rmtree(self._before, ignore_errors=True)
+            self._replace()
         except BaseException as error:
             self._error = error
         finally:
             shutil.rmtree(self._unfinished, ignore_errors=True)
+
+    def _replace(self) -> None:
+        """Puts the folder in the place of the former one, which stays where that fails."""
+        try:
+            former = self._path.exists()
+            if former:
+                self._path.rename(self._before)
+            try:
+                self._unfinished.rename(self._path)
+            except OSError:
+                if former:
+                    self._before.rename(self._path)
+                raise
+        except OSError as error:
+            raise RuntimeError(
+                f"the checkpoint could not be put at {self._path}: {error}"
+            ) from error
+        shutil.rmtree(self._before, ignore_errors=True)
 
     def _wait_for_shards(self) -> None:
         """Waits for all, so that none is written when the folder is removed; raises the first failure."""

@@ -14,7 +14,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from typing_extensions import Self
 
-from weft.pipe._driver.checkpoint import Checkpoint
+from weft.pipe._driver.checkpoint import Checkpoint, folder_at
 from weft.pipe._driver.elsewhere import LayersElsewhere
 from weft.pipe._driver.gradients import ReplicatedGradients
 from weft.pipe._driver.optimizer import PipeOptimizer
@@ -88,19 +88,21 @@ class StateAtWorkers(LayersElsewhere):
             checkpoint.wait()
 
         Args:
-            path: a folder that all workers see. It is replaced as a whole, when all have written.
+            path: a folder that all workers see, or a link to one. It is replaced as a whole, when all
+                have written.
             background: whether this returns as soon as each worker has copied its state, which takes
                 as much memory again until it is written. One is written at a time.
 
         Raises:
             RuntimeError: a worker could not write; a checkpoint that was there stays. With
                 ``background`` it is raised by ``wait()``, or else by the next of these calls.
-            OSError: the folder cannot be made.
+            OSError: the folder cannot be made, or a file is there (NotADirectoryError).
         """
         self._wait_for_checkpoint()
+        folder = folder_at(path)
         if background:
             self.at_workers(state.take_snapshot)
-        checkpoint = Checkpoint(Path(path), self._identity, self._parts, background)
+        checkpoint = Checkpoint(folder, self._identity, self._parts, background)
         if background:
             self._checkpoint = checkpoint
         else:
