@@ -305,12 +305,12 @@ def begin_with(write, pipe, path: str):
     """A checkpoint in the background of which this writes the shards."""
     from weft.pipe._driver import checkpoint
 
-    before = checkpoint.state.write_shard
-    checkpoint.state.write_shard = write
+    before = checkpoint.shards.write_shard
+    checkpoint.shards.write_shard = write
     try:
         return pipe.save_checkpoint(path, background=True)
     finally:
-        checkpoint.state.write_shard = before
+        checkpoint.shards.write_shard = before
 
 
 def fails_to_write(pipe: str, folder: str, number: int, snapshot: bool) -> None:
@@ -380,12 +380,12 @@ def cannot_be_put(folder: str) -> None:
     file = Path(folder) / "file"
     file.write_text("mine")
     for background in (False, True):
-        with pytest.raises(NotADirectoryError, match="save_checkpoint: .*/file is no folder"):
+        with pytest.raises(NotADirectoryError, match=r"save_checkpoint: .*/file is no folder"):
             pipe.save_checkpoint(file, background)
     assert file.read_text() == "mine"
     here = Path(folder) / "here"
     pipe.save_checkpoint(here)
-    with pytest.raises(RuntimeError, match="could not be put at .*/here: "):
+    with pytest.raises(RuntimeError, match=r"could not be put at .*/here: "):
         begin_with(takes_the_folder_away, pipe, str(here)).wait()
     with pytest.raises(Exception, match="pickle"):
         begin_with(lambda *_: None, pipe, str(here))

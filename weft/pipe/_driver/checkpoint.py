@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.pipe._driver.remote_parts import RemoteParts
-from weft.pipe._workers import state
+from weft.pipe._workers import shards
 
 
 def folder_at(path: str | Path) -> Path:
@@ -34,7 +34,7 @@ class Checkpoint:
         path: the folder that takes the place of the former one when all workers have written.
         pipe: the pipeline's name.
         parts: the workers, each of which writes.
-        snapshot: whether they write the state that :func:`state.take_snapshot` copied.
+        snapshot: whether they write the state that :func:`shards.take_snapshot` copied.
     """
 
     def __init__(self, path: Path, pipe: str, parts: RemoteParts, snapshot: bool) -> None:
@@ -60,7 +60,7 @@ class Checkpoint:
         folder = str(self._unfinished)
         for number, worker in enumerate(self._parts.workers):
             self._shards[worker] = self._parts.begin(
-                worker, state.write_shard, folder, number, snapshot
+                worker, shards.write_shard, folder, number, snapshot
             )
         self._thread.start()
 

@@ -19,15 +19,9 @@ from weft.pipe._workers.parcels import unpack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
+from weft.pipe._workers.shards import check_complete, merged_shards, save_shard
 from weft.pipe._workers.splitting import split
-from weft.pipe._workers.state import (
-    State,
-    check_complete,
-    merged_shards,
-    metadata_of,
-    save_shard,
-    with_metadata,
-)
+from weft.pipe._workers.state import State, metadata_of, with_metadata
 from weft.publishing import published
 
 _NAME = "weft.pipeline"

@@ -19,7 +19,7 @@ from weft.pipe._driver.elsewhere import LayersElsewhere
 from weft.pipe._driver.gradients import ReplicatedGradients
 from weft.pipe._driver.optimizer import PipeOptimizer
 from weft.pipe._driver.remote_parts import RemoteParts
-from weft.pipe._workers import state
+from weft.pipe._workers import shards, state
 
 #: In the metadata of a Pipe's state, that of its layers: where the Pipe is in a module, torch gives it
 #: no more than its own when it is loaded.
@@ -101,7 +101,7 @@ class StateAtWorkers(LayersElsewhere):
         self._wait_for_checkpoint()
         folder = folder_at(path)
         if background:
-            self.at_workers(state.take_snapshot)
+            self.at_workers(shards.take_snapshot)
         checkpoint = Checkpoint(folder, self._identity, self._parts, background)
         if background:
             self._checkpoint = checkpoint
@@ -128,7 +128,7 @@ class StateAtWorkers(LayersElsewhere):
         """
         self._wait_for_checkpoint()
         with self._parts.with_missing():
-            self.at_workers(state.read_shards, str(path))
+            self.at_workers(shards.read_shards, str(path))
         self.zero_grad()
 
     # nn.Module's own methods, acting at the workers
