@@ -182,6 +182,23 @@ bool fit(at::IValue& value, const TypePtr& type, Numbers numbers) {
   }
 }
 
+// As coerce(), and as torch's parser: one number stands for a list of a known size, as of int[2].
+bool fitArgument(at::IValue& value, const c10::Argument& argument) {
+  TypePtr type = argument.type();
+  if (fit(value, type, Numbers::kConverted)) return true;
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  const auto* const list = type->castRaw<c10::ListType>();
+  if (!argument.N() || list == nullptr) return false;
+  const TypePtr number = list->getElementType();
+  const bool numbers = number->kind() == TypeKind::IntType || number->kind() == TypeKind::FloatType;
+  if (!numbers || !fit(value, number, Numbers::kConverted)) return false;
+  c10::List<at::IValue> out(number);
+  for (int i = 0; i < *argument.N(); ++i)
+    out.push_back(value);
+  value = std::move(out);
+  return true;
+}
+
 // The type of a tuple may be far larger than the tuple, which may hold the same one again and
 // again.
 std::string described(const at::IValue& value, int levels = 3) {
@@ -211,8 +228,11 @@ std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
   TORCH_CHECK(positional <= wanted.size(), schema, " takes at most ", wanted.size(),
               " arguments, got ", positional);
   std::vector<std::optional<at::IValue>> given(wanted.size());
-  for (std::size_t i = 0; i < positional; ++i)
+  for (std::size_t i = 0; i < positional; ++i) {
+    TORCH_CHECK(!wanted[i].kwarg_only(), schema, ": argument '", wanted[i].name(),
+                "' must be given by name");
     given[i] = std::move(args[i]);
+  }
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto at = schema.argumentIndexWithName(names[i]);
     TORCH_CHECK(at.has_value(), schema, " has no argument '", names[i], "'");
@@ -229,7 +249,7 @@ std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
       out.push_back(*wanted[i].default_value());
       continue;
     }
-    TORCH_CHECK(coerce(*given[i], wanted[i].type()), schema, ": argument '", wanted[i].name(),
+    TORCH_CHECK(fitArgument(*given[i], wanted[i]), schema, ": argument '", wanted[i].name(),
                 "' must be ", wanted[i].type()->annotation_str(), ", got ", described(*given[i]));
     out.push_back(std::move(*given[i]));
   }

@@ -156,6 +156,22 @@ TEST_F(Arrange, SaysWhatDoesNotFit) {
             std::string::npos);
 }
 
+TEST_F(Arrange, WhatIsKeywordOnlyComesByName) {
+  EXPECT_NE(problem({at::ones({1}), 1, "b"}, {}).find("argument 'mode' must be given by name"),
+            std::string::npos);
+}
+
+TEST(Sizes, OneNumberStandsForAListOfThatMany) {
+  const auto schema =
+      torch::jit::parseSchema("f(int[1]? dim=None, float[2] by=[], int[] plain=[]) -> ()");
+  const auto bound = bindArguments(schema, {3, 0.5}, {});
+  EXPECT_EQ(bound[0].toIntVector(), std::vector<std::int64_t>{3});
+  EXPECT_EQ(bound[1].toDoubleVector(), (std::vector<double>{0.5, 0.5}));
+  EXPECT_THROW(bindArguments(schema, {3, 0.5, 1}, {}), c10::Error);
+  EXPECT_THROW(bindArguments(schema, {3.5}, {}), c10::Error);
+  EXPECT_THROW(bindArguments(schema, {true}, {}), c10::Error);
+}
+
 // Each holds the one below twice: as a type it would have 2^40 parts.
 TEST_F(Arrange, SaysLittleOfATallTuple) {
   at::IValue tower = c10::ivalue::Tuple::create(1);
