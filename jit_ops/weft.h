@@ -94,7 +94,8 @@ struct CallOptions {
   double timeout = ops::kGroupsTimeout;  // seconds; -1: the group's
 };
 
-// `what` is a published name ("encoder") or a built-in operator ("aten::add", "aten::add.Tensor").
+// `what` is a published name ("encoder") or a built-in operator ("aten::add", "aten::add.Tensor"),
+// which has no methods and no versions.
 WEFT_API Future rpcAsync(const std::string& worker, const std::string& what, Values args,
                          const CallOptions& options = {});
 WEFT_API at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,

@@ -106,7 +106,8 @@ at::IValue valueOf(const Future& answered) {
   return trpc::deserializeRespToIValue(*answered.constValue().toCustomClass<trpc::Message>());
 }
 
-std::shared_ptr<torch::jit::Operator> findOperator(const std::string& name, const Values& args) {
+std::shared_ptr<torch::jit::Operator> findOperator(const Call& call) {
+  const std::string& name = call.name;
   const auto dot = name.find('.');
   const auto symbol = c10::Symbol::fromQualString(name.substr(0, dot));
   for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
@@ -115,12 +116,12 @@ std::shared_ptr<torch::jit::Operator> findOperator(const std::string& name, cons
       continue;
     }
     try {
-      bindArguments(op->schema(), args, {});
+      bindArguments(op->schema(), call.args, call.names);
       return op;
     } catch (const c10::Error&) {  // this overload takes something else
     }
   }
-  TORCH_CHECK(false, "torch has no operator ", name, " that takes these ", args.size(),
+  TORCH_CHECK(false, "torch has no operator ", name, " that takes these ", call.args.size(),
               " arguments");
 }
 
@@ -260,15 +261,17 @@ void drop(const RRefPtr& rref) try { rref->tryDel(); } catch (const c10::Error& 
   throwWithoutStack(error);
 }
 
-FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
-                       double timeout) try {
-  const auto found = findOperator(op, args);
-  Values stack = bindArguments(found->schema(), std::move(args), {});
-  if (haveForwardGradient(stack)) refuseForwardGradient(op + " at worker '" + worker + "'");
-  return send(worker, trpc::ScriptCall(found, std::move(stack)), timeout)
+FuturePtr callOperator(Call call) try {
+  TORCH_CHECK(call.method == kForward && call.version == kNewest, "the operator ", call.name,
+              " has no methods and no versions: leave CallOptions' method and version out");
+  const auto found = findOperator(call);
+  Values stack = bindArguments(found->schema(), std::move(call.args), call.names);
+  std::string what = call.name + " at worker '" + call.worker + "'";
+  if (haveForwardGradient(stack)) refuseForwardGradient(what);
+  return send(call.worker, trpc::ScriptCall(found, std::move(stack)), call.timeout)
       ->then(
-          [op, worker](Future& answered) {
-            if (answered.hasError()) fail(errorOf(answered), op + " at worker '" + worker + "'");
+          [what = std::move(what)](Future& answered) {
+            if (answered.hasError()) fail(errorOf(answered), what);
             return valueOf(answered);
           },
           c10::AnyType::get());

@@ -61,10 +61,9 @@ WEFT_API FuturePtr fetchAsync(const RRefPtr& rref, double timeout = kGroupsTimeo
 WEFT_API void drop(const RRefPtr& rref);
 
 // Calls a built-in operator of the worker's torch, such as "aten::add.Tensor". Without an overload
-// name
-// ("aten::add") it is the first overload that takes these arguments.
-WEFT_API FuturePtr callOperator(const std::string& worker, const std::string& op, Values args,
-                                double timeout = kGroupsTimeout);
+// name ("aten::add") it is the first overload that takes these arguments. Operators have neither
+// methods nor versions.
+WEFT_API FuturePtr callOperator(Call call);
 
 // What a worker publishes.
 WEFT_API std::vector<PublishedInfo> publishedBy(const std::string& worker,

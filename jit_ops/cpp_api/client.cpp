@@ -27,19 +27,18 @@ bool isOperator(const std::string& what) { return what.find("::") != std::string
 
 Future rpcAsync(const std::string& worker, const std::string& what, Values args,
                 const CallOptions& options) {
-  if (isOperator(what)) return ops::callOperator(worker, what, std::move(args), options.timeout);
-  return ops::callAsync(toCall(worker, what, std::move(args), options));
+  ops::Call call = toCall(worker, what, std::move(args), options);
+  return isOperator(what) ? ops::callOperator(std::move(call)) : ops::callAsync(std::move(call));
 }
 
 at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
                    const CallOptions& options) {
-  if (isOperator(what)) {
-    const rpc::ScopedInlineWaiter waiter;
-    const Future answer = ops::callOperator(worker, what, std::move(args), options.timeout);
-    rpc::InlineWaiter::wait();
-    return wait(answer);
-  }
-  return ops::call(toCall(worker, what, std::move(args), options));
+  ops::Call call = toCall(worker, what, std::move(args), options);
+  if (!isOperator(what)) return ops::call(std::move(call));
+  const rpc::ScopedInlineWaiter waiter;
+  const Future answer = ops::callOperator(std::move(call));
+  rpc::InlineWaiter::wait();
+  return wait(answer);
 }
 
 std::optional<double> deadline() noexcept { return rpc::secondsLeft(); }

@@ -113,6 +113,27 @@ TEST(Client, CallsBuiltInOperators) {
             }));
 }
 
+TEST(Client, OperatorsTakeArgumentsAsInPython) {
+  EXPECT_EQ(
+      kFine, withServer([](Group&) {
+        const at::Tensor x = at::arange(6, at::kFloat).reshape({2, 3});
+        const auto ask = [](const char* op, Values args, std::vector<std::string> names = {}) {
+          return rpcSync<at::Tensor>("server", op, std::move(args), {.names = std::move(names)});
+        };
+        expect(at::equal(ask("aten::sum", {x, 1}), x.sum(1)), "one dimension");
+        expect(at::equal(ask("aten::clamp", {x, 4}, {"max"}), x.clamp_max(4)), "by name");
+        expect(at::equal(ask("aten::add.Tensor", {x, x, 2}, {"alpha"}), x + x * 2),
+               "a keyword-only argument");
+        expectProblem("no operator aten::add that takes these 2 arguments", [&] {
+          ask("aten::add", {x, 4}, {"max"});
+        });
+        expectProblem("aten::sum has no methods and no versions",
+                      [&] { rpcSync("server", "aten::sum", {x}, {.method = "twice"}); });
+        expectProblem("aten::sum has no methods and no versions",
+                      [&] { rpcSync("server", "aten::sum", {x}, {.version = 2}); });
+      }));
+}
+
 TEST(Client, KeepsValuesThere) {
   EXPECT_EQ(kFine, withServer([](Group&) {
               const at::Tensor x = at::ones({1, 2});
