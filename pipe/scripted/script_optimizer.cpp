@@ -37,7 +37,7 @@ struct Sgd {
     if (momentum != 0) {
       at::Tensor& buffer = kept["momentum_buffer"];
       if (buffer.defined())
-        buffer.mul_(momentum).add_(gradient, 1 - dampening);
+        multiply(buffer, momentum).add_(gradient, 1 - dampening);
       else
         buffer = gradient.detach().clone();
       gradient = nesterov ? gradient.add(buffer, momentum) : buffer;
@@ -69,12 +69,12 @@ struct Adam {
     const double step = kept.at("step").add_(1).item<double>();
     if (weight_decay != 0) {
       if (decoupled)
-        parameter.mul_(1 - lr * weight_decay);
+        multiply(parameter, 1 - lr * weight_decay);
       else
         gradient = gradient.add(parameter, weight_decay);
     }
     average.lerp_(gradient, 1 - beta1);
-    square.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+    multiply(square, beta2).addcmul_(gradient, gradient, 1 - beta2);
     const double step_size = lr / (1 - std::pow(beta1, step));
     const double correction = std::pow(1 - std::pow(beta2, step), 0.5);
     const at::Tensor denominator = largest(square, kept).sqrt().div(correction).add_(eps);

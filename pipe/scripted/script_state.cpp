@@ -1,6 +1,7 @@
 #include "pipe/scripted/script_state.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 #include <c10/core/GradMode.h>
 
 #include <unordered_set>
@@ -98,7 +99,11 @@ std::vector<at::Tensor> gradientNorms(const ScriptLayers& layers, double norm_ty
 void scaleGradients(const ScriptLayers& layers, double factor) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& gradient : gradientsOf(layers))
-    gradient.mul_(factor);
+    multiply(gradient, factor);
+}
+
+const at::Tensor& multiply(const at::Tensor& tensor, double by) {
+  return tensor.mul_(at::native::wrapped_scalar_tensor(by));
 }
 
 }  // namespace weft::pipe

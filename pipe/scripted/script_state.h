@@ -43,4 +43,8 @@ WEFT_API void clearGradients(const ScriptLayers& layers, bool set_to_none);
 WEFT_API std::vector<at::Tensor> gradientNorms(const ScriptLayers& layers, double norm_type);
 WEFT_API void scaleGradients(const ScriptLayers& layers, double factor);
 
+// Multiplies in place as Python's mul_() with a number does. C++'s mul_() rounds the number to a
+// bfloat16 or float16 first.
+const at::Tensor& multiply(const at::Tensor& tensor, double by);
+
 }  // namespace weft::pipe

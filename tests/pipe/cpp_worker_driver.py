@@ -6,6 +6,7 @@ cpp_worker_driver.py WORKER: the program of examples/cpp_pipeline_worker.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import tempfile
@@ -24,8 +25,10 @@ from waiting import wait_until
 from worker_pipes import pipe_of_layers, same
 
 import weft
+from weft.pipe._workers import state
 
 CROSS_ENTROPY = torch.jit.script(nn.CrossEntropyLoss())
+MEAN = torch.jit.script(nn.MSELoss())
 COUNT = 3  # workers, the driver among them
 
 
@@ -76,6 +79,42 @@ def trains_everywhere() -> None:
             trains(places, schedule, "always", torch.optim.SGD, **sgd)
     trains("1122", "zb", "never", torch.optim.Adam, lr=0.05, weight_decay=0.1, amsgrad=True)
     trains("1212", "interleaved", "except_last", torch.optim.SGD, lr=0.1, maximize=True)
+
+
+def low_precision_steps_alike(dtype: torch.dtype, cls: type, **options: object) -> None:
+    """An optimizer's steps for parameters whose numbers are rounded; the driver's are Python's."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).to(dtype)
+    pipe = pipe_of(map(torch.jit.script, copy.deepcopy(plain)), "12", chunks=2)
+    optimizer, own = pipe.optimizer(cls, **options), cls(plain.parameters(), **options)
+    for _ in range(4):
+        inputs, targets = torch.randn(2, 8, 16, dtype=dtype)
+        optimizer.zero_grad()
+        own.zero_grad()
+        pipe.step(inputs, targets, loss=MEAN)
+        models.one_after_the_other(plain, inputs, targets, MEAN, 2)
+        pipe.at_workers(state.scale_gradients, 0.3)
+        for parameter in plain.parameters():
+            parameter.grad.mul_(0.3)
+        optimizer.step()
+        own.step()
+        same(pipe.state_dict(), plain.state_dict())
+    pipe.close()
+
+
+def steps_alike_in_low_precision() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for options in (
+            {"weight_decay": 0.1},
+            {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+            {"momentum": 0.9, "dampening": 0.3, "maximize": True},
+        ):
+            low_precision_steps_alike(dtype, torch.optim.SGD, lr=0.1, **options)
+        for cls in (torch.optim.Adam, torch.optim.AdamW):
+            low_precision_steps_alike(dtype, cls, lr=0.01, eps=1e-3)
+            low_precision_steps_alike(
+                dtype, cls, lr=0.01, betas=(0.6, 0.9), eps=1e-3, weight_decay=0.1, amsgrad=True
+            )
 
 
 class Training:
@@ -300,6 +339,7 @@ def main(program: str) -> None:
         group.start(rank)
     checks = (
         trains_everywhere,
+        steps_alike_in_low_precision,
         takes_up_a_checkpoint,
         passes_values,
         is_refused,
