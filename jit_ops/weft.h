@@ -15,7 +15,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -74,16 +76,23 @@ class WEFT_API Group {
   void stopServing() noexcept { stop_.store(true); }  // any thread, also a signal handler
 
   // The orderly end. A static group waits until all are here (it serves meanwhile), a dynamic one
-  // only for calls of its own. `timeout` seconds, 0: as long as the others live. Idempotent.
+  // only for calls of its own. `timeout` seconds, 0: as long as the others live. Idempotent: a
+  // second caller waits for the first, whose timeout counts.
   void shutdown(double timeout = 0);
 
  private:
   Group(std::string name, int rank) : name_(std::move(name)), rank_(rank) {}
-  void finish(bool ignore_leaks) noexcept;
+  std::shared_ptr<rpc::WeftAgent> agent() const;  // null once shut down
+  // For the thread that is to leave the group; null for the others, after it has done so.
+  std::shared_ptr<rpc::WeftAgent> beginToLeave();
+  void finish(rpc::WeftAgent& agent, bool ignore_leaks) noexcept;
 
   const std::string name_;
   const int rank_;
-  std::shared_ptr<rpc::WeftAgent> agent_;  // null once shut down
+  mutable std::mutex mutex_;
+  std::condition_variable left_;
+  bool leaving_ = false;
+  std::shared_ptr<rpc::WeftAgent> agent_;
   std::atomic<bool> stop_{false};
 };
 

@@ -85,27 +85,35 @@ std::shared_ptr<Group> Group::join(JoinOptions options) try {
 }
 
 Group::~Group() {
-  if (agent_) finish(/*ignore_leaks=*/true);
+  if (const auto agent = beginToLeave()) finish(*agent, /*ignore_leaks=*/true);
+}
+
+std::shared_ptr<rpc::WeftAgent> Group::agent() const {
+  const std::lock_guard lock(mutex_);
+  return agent_;
 }
 
 std::vector<std::string> Group::workers() const {
   std::vector<std::string> names;
-  if (!agent_) return names;
-  for (const auto& info : agent_->getWorkerInfos())
+  const auto agent = this->agent();
+  if (!agent) return names;
+  for (const auto& info : agent->getWorkerInfos())
     names.push_back(info.name_);
   return names;
 }
 
 std::optional<std::string> Group::lossOf(const std::string& worker) const try {
-  if (!agent_) return std::nullopt;
-  return agent_->lossOf(agent_->getWorkerInfo(worker).id_);
+  const auto agent = this->agent();
+  if (!agent) return std::nullopt;
+  return agent->lossOf(agent->getWorkerInfo(worker).id_);
 } catch (const c10::Error& error) {
   ops::throwWithoutStack(error);
 }
 
 std::unordered_map<std::string, std::string> Group::metrics() const {
-  if (!agent_) return {};
-  return agent_->getMetrics();
+  const auto agent = this->agent();
+  if (!agent) return {};
+  return agent->getMetrics();
 }
 
 void Group::serve() {
@@ -113,33 +121,43 @@ void Group::serve() {
     std::this_thread::sleep_for(kStopPoll);  // a signal handler can't wake a condition variable
 }
 
+std::shared_ptr<rpc::WeftAgent> Group::beginToLeave() {
+  std::unique_lock lock(mutex_);
+  if (leaving_) left_.wait(lock, [this] { return !agent_; });
+  leaving_ = true;
+  return agent_;
+}
+
 void Group::shutdown(double timeout) try {
-  if (!agent_) return;
+  const auto agent = beginToLeave();
+  if (!agent) return;
   const auto seconds = static_cast<float>(timeout);
   try {
-    if (agent_->isStaticGroup()) agent_->barrier(seconds);
+    if (agent->isStaticGroup()) agent->barrier(seconds);
     trpc::RRefContext::getInstance().delAllUsersAndUnforkedOwners(kRRefWait);
-    agent_->join(/*shutdown=*/true, seconds);
+    agent->join(/*shutdown=*/true, seconds);
   } catch (...) {
-    finish(/*ignore_leaks=*/true);
+    finish(*agent, /*ignore_leaks=*/true);
     throw;
   }
-  finish(/*ignore_leaks=*/false);
+  finish(*agent, /*ignore_leaks=*/false);
 } catch (const c10::Error& error) {
   ops::throwWithoutStack(error);
 }
 
-void Group::finish(bool ignore_leaks) noexcept {
+void Group::finish(rpc::WeftAgent& agent, bool ignore_leaks) noexcept {
   try {
-    agent_->warnAboutLeakedRRefs(ignore_leaks);
+    agent.warnAboutLeakedRRefs(ignore_leaks);
     // Values are freed when this goes, after torch's lock.
     const auto values = trpc::RRefContext::destroyInstance(/*ignoreRRefLeak=*/true);
-    agent_->shutdown();
+    agent.shutdown();
   } catch (const std::exception& error) {
     rpc::logWarning(std::string("leaving the group failed: ") + error.what());
   }
   trpc::RpcAgent::setCurrentRpcAgent(nullptr);
-  agent_.reset();
+  const std::lock_guard lock(mutex_);
+  agent_.reset();  // not its end: the caller has it, too
+  left_.notify_all();
 }
 
 }  // namespace weft

@@ -8,7 +8,9 @@
 
 #include <atomic>
 #include <cmath>
+#include <future>
 #include <stdexcept>
+#include <thread>
 
 #include "jit_ops/weft.h"
 #include "tests/jit_ops/processes.h"
@@ -398,6 +400,43 @@ std::vector<std::string> staticGroup(const std::function<JoinOptions(int)>& meet
     group->shutdown(60);
   };
   return runWorkers({[&] { life(0); }, [&] { life(1); }});
+}
+
+// Threads that leave the group together, and threads that look at it meanwhile.
+void leaveTogether(const std::shared_ptr<Group>& group) {
+  std::atomic<bool> left{false};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.emplace_back([&] {
+      while (!left) {
+        group->metrics();
+        group->workers();
+        group->lossOf(group->name());
+      }
+    });
+  }
+  const auto leave = [&] {
+    group->shutdown(60);
+    expect(group->workers().empty(), "who returns has left");
+  };
+  auto other = std::async(std::launch::async, leave);
+  leave();
+  other.get();
+  left = true;
+  for (auto& reader : readers)
+    reader.join();
+  group->shutdown();
+}
+
+TEST(Client, ThreadsMayLeaveAGroupTogether) {
+  const std::string path = freshPath("store");
+  const auto life = [&](int rank) {
+    for (int round = 0; round < 10; ++round) {
+      const std::string where = path + std::to_string(round);
+      leaveTogether(Group::join(options(where, "worker" + std::to_string(rank), rank, 2)));
+    }
+  };
+  EXPECT_EQ(kFine, runWorkers({[&] { life(0); }, [&] { life(1); }}));
 }
 
 TEST(Client, StaticGroupsMeetAtATcpStore) {
