@@ -107,13 +107,14 @@ struct CallOptions {
 // which has no methods and no versions.
 WEFT_API Future rpcAsync(const std::string& worker, const std::string& what, Values args,
                          const CallOptions& options = {});
+// The result is converted to `type` as arguments are; null: any type.
 WEFT_API at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
-                            const CallOptions& options = {});
+                            const CallOptions& options = {}, const c10::TypePtr& type = nullptr);
 // The result as a T; fails when it is something else.
 template <typename T>
 T rpcSync(const std::string& worker, const std::string& what, Values args,
           const CallOptions& options = {}) {
-  return rpcSync(worker, what, std::move(args), options).template to<T>();
+  return rpcSync(worker, what, std::move(args), options, ops::typeOf<T>()).template to<T>();
 }
 inline at::IValue wait(const Future& future) { return ops::waitFor(*future); }
 

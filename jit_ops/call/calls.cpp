@@ -261,7 +261,7 @@ void drop(const RRefPtr& rref) try { rref->tryDel(); } catch (const c10::Error& 
   throwWithoutStack(error);
 }
 
-FuturePtr callOperator(Call call) try {
+FuturePtr callOperator(Call call, const c10::TypePtr& type) try {
   TORCH_CHECK(call.method == kForward && call.version == kNewest, "the operator ", call.name,
               " has no methods and no versions: leave CallOptions' method and version out");
   const auto found = findOperator(call);
@@ -270,11 +270,13 @@ FuturePtr callOperator(Call call) try {
   if (haveForwardGradient(stack)) refuseForwardGradient(what);
   return send(call.worker, trpc::ScriptCall(found, std::move(stack)), call.timeout)
       ->then(
-          [what = std::move(what)](Future& answered) {
+          [what = std::move(what), type](Future& answered) {
             if (answered.hasError()) fail(errorOf(answered), what);
-            return valueOf(answered);
+            at::IValue value = valueOf(answered);
+            if (type != nullptr && !coerce(value, type)) failType(value, type, what);
+            return value;
           },
-          c10::AnyType::get());
+          type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
 } catch (const c10::Error& error) {
   throwWithoutStack(error);
 }

@@ -6,11 +6,14 @@
 // more than…").
 #pragma once
 
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_impl.h>
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "jit_ops/serve/published.h"
@@ -46,6 +49,18 @@ std::string describe(const Call& call);
 // This process's agent. Throws std::runtime_error when the process is in no RPC group.
 std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();
 
+// The type of the values that become a T; null: TorchScript has none, as for a tuple of anything.
+template <typename T>
+c10::TypePtr typeOf() {
+  if constexpr (std::is_floating_point_v<T>) return c10::FloatType::get();
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return c10::IntType::get();
+  try {
+    return c10::getFakeTypePtrCopy<T>();
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
 // Makes a call. The value is converted to `type` as coerce() does; null: any type. If that fails,
 // the call fails with an error that says what came instead.
 WEFT_API at::IValue call(Call call, const c10::TypePtr& type = nullptr);
@@ -62,8 +77,8 @@ WEFT_API void drop(const RRefPtr& rref);
 
 // Calls a built-in operator of the worker's torch, such as "aten::add.Tensor". Without an overload
 // name ("aten::add") it is the first overload that takes these arguments. Operators have neither
-// methods nor versions.
-WEFT_API FuturePtr callOperator(Call call);
+// methods nor versions. The value is converted as that of call().
+WEFT_API FuturePtr callOperator(Call call, const c10::TypePtr& type = nullptr);
 
 // What a worker publishes.
 WEFT_API std::vector<PublishedInfo> publishedBy(const std::string& worker,

@@ -32,11 +32,11 @@ Future rpcAsync(const std::string& worker, const std::string& what, Values args,
 }
 
 at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
-                   const CallOptions& options) {
+                   const CallOptions& options, const c10::TypePtr& type) {
   ops::Call call = toCall(worker, what, std::move(args), options);
-  if (!isOperator(what)) return ops::call(std::move(call));
+  if (!isOperator(what)) return ops::call(std::move(call), type);
   const rpc::ScopedInlineWaiter waiter;
-  const Future answer = ops::callOperator(std::move(call));
+  const Future answer = ops::callOperator(std::move(call), type);
   rpc::InlineWaiter::wait();
   return wait(answer);
 }

@@ -136,6 +136,29 @@ TEST(Client, OperatorsTakeArgumentsAsInPython) {
       }));
 }
 
+TEST(Client, ResultsAreOfTheTypeThatIsNamed) {
+  EXPECT_EQ(
+      kFine, withServer([](Group&) {
+        const at::Tensor x = at::ones({1, 2});
+        expectProblem(
+            "the result must be float, got Tensor (calling encoder.forward at worker "
+            "'server')",
+            [&] { rpcSync<double>("server", "encoder", {x}); });
+        expectProblem("the result must be int, got Tensor (calling aten::neg at worker 'server')",
+                      [&] { rpcSync<int>("server", "aten::neg", {x}); });
+        expect(rpcSync<double>("server", "aten::add", {1, 2}) == 3.0, "an int as a double");
+        expect(rpcSync<float>("server", "aten::add", {1, 2}) == 3.0F, "and as a float");
+        expect(rpcSync<int>("server", "aten::add", {1, 2}) == 3, "an int");
+        using Stats = std::tuple<double, std::optional<at::Tensor>>;
+        const c10::List<std::int64_t> list({1, 2});
+        const CallOptions stats{.method = "stats"};
+        expect(std::get<0>(rpcSync<Stats>("server", "encoder", {list}, stats)) == 3.0, "a tuple");
+        using Tuple = c10::intrusive_ptr<c10::ivalue::Tuple>;
+        expect(rpcSync<Tuple>("server", "encoder", {list}, stats)->size() == 2,
+               "a tuple of whatever there is");
+      }));
+}
+
 TEST(Client, KeepsValuesThere) {
   EXPECT_EQ(kFine, withServer([](Group&) {
               const at::Tensor x = at::ones({1, 2});
