@@ -81,8 +81,13 @@ Values toStack(Call& call, std::size_t extra) {
   stack.emplace_back(call.version);
   stack.emplace_back(call.method);
   stack.push_back(call.names.empty() ? at::IValue() : at::IValue(call.names));
-  for (at::IValue& arg : call.args)
-    stack.push_back(withoutNames(std::move(arg)));
+  for (std::size_t i = 0; i < call.args.size(); ++i) {
+    TORCH_CHECK_TYPE(!holdsObject(call.args[i]), "argument ", i,
+                     " has an object of a TorchScript class or a member of an enum, which torch "
+                     "cannot send; pass its attributes, or the member's value (calling ",
+                     describe(call), ")");
+    stack.push_back(withoutNames(std::move(call.args[i])));
+  }
   return stack;
 }
 

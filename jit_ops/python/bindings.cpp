@@ -19,13 +19,17 @@ namespace {
 using namespace weft::ops;  // NOLINT(google-build-using-namespace): this file is its Python face
 
 // torch's own inference, by way of Python: libtorch_python does not export it. It takes bytes for a
-// string, which the other end would get.
+// string, which the other end would get, and knows the enums and classes of TorchScript, which
+// nobody can unpickle.
 at::IValue inferred(py::handle object) {
   if (PyBytes_Check(object.ptr())) throw py::type_error("unknown to TorchScript");
   const auto infer = py::module_::import("torch._C").attr("_jit_try_infer_type");
   const py::object found = infer(object);
   if (!found.attr("success")().cast<bool>()) throw py::type_error("unknown to TorchScript");
-  return torch::jit::toIValue(object, found.attr("type")().cast<c10::TypePtr>());
+  const auto type = found.attr("type")().cast<c10::TypePtr>();
+  if (type->kind() == c10::TypeKind::EnumType || type->kind() == c10::TypeKind::ClassType)
+    throw py::type_error("cannot be sent");
+  return torch::jit::toIValue(object, type);
 }
 
 bool isRRef(py::handle object) { return py::isinstance<torch::distributed::rpc::PyRRef>(object); }

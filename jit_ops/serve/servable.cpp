@@ -41,6 +41,14 @@ std::vector<c10::Argument> hookedReturns(const c10::ClassType& type,
   return returns;
 }
 
+// A result as it travels.
+at::IValue portable(at::IValue value) {
+  TORCH_CHECK_TYPE(!holdsObject(value),
+                   "the result has an object of a TorchScript class or a member of an enum, which "
+                   "torch cannot send; return its attributes, or the member's value");
+  return withoutNames(std::move(value));
+}
+
 class ModuleServable : public Servable {
  public:
   ModuleServable(torch::jit::Module module, bool no_grad)
@@ -134,10 +142,10 @@ void Servable::add(const std::string& name, std::string signature, std::string r
 FuturePtr Servable::asFuture(at::IValue value, const c10::TypePtr& type) {
   if (value.isFuture()) {
     auto inner = value.toFuture();
-    return inner->then([](Future& done) { return withoutNames(done.value()); }, withoutNames(type));
+    return inner->then([](Future& done) { return portable(done.value()); }, withoutNames(type));
   }
   auto future = c10::make_intrusive<Future>(withoutNames(type));
-  future->markCompleted(withoutNames(std::move(value)));
+  future->markCompleted(portable(std::move(value)));
   return future;
 }
 

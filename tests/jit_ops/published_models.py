@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import torch
@@ -95,6 +96,47 @@ class Hooked(nn.Module):
     @torch.jit.export
     def plain(self, x: Tensor) -> Tensor:
         return x
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@torch.jit.script
+class Place:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Unsendable(nn.Module):
+    """Returns and takes members of an enum, and objects of a class."""
+
+    def forward(self, x: Tensor) -> Color:
+        return Color.RED
+
+    @torch.jit.export
+    def listed(self, x: Tensor) -> dict[str, list[Color]]:
+        return {"a": [Color.RED]}
+
+    @torch.jit.export
+    def later(self, x: Tensor) -> torch.jit.Future[Color]:
+        return torch.jit.fork(self.forward, x)
+
+    @torch.jit.export
+    def place(self, x: Tensor) -> Place:
+        return Place(3)
+
+    @torch.jit.export
+    def sends(self, what: str) -> Any:
+        args: list[Any] = []
+        if what == "enum":
+            args.append(Color.RED)
+        elif what == "list":
+            args.append([Color.RED])
+        else:
+            args.append(1)
+            args.append(Place(1))
+        return torch.ops.weft.call("worker0", "encoder", args)
 
 
 class Asker(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from published_models import Asker, Client, Echo, Encoder, Typed, Wrong
+from published_models import Asker, Client, Echo, Encoder, Typed, Unsendable, Wrong
 from waiting import wait_for
 from workers import Group
 
@@ -132,6 +132,17 @@ def test_typed_results_names_and_bindings(pair, tmp_path):
 def test_another_type_than_expected_is_an_error(pair):
     error = pair[1].fails(run_wrong)
     assert "the result must be float, got Tensor" in error.message
+
+
+def send_scripted(what: str) -> Any:
+    return torch.jit.script(Unsendable()).sends(what)
+
+
+@pytest.mark.parametrize(("what", "position"), [("enum", 0), ("list", 0), ("object", 1)])
+def test_enums_and_objects_stay_here(pair, what, position):
+    error = pair[1].fails(send_scripted, what)
+    assert f"argument {position} has an object of a TorchScript class" in error.message
+    assert "calling encoder.forward at worker 'worker0'" in error.message
 
 
 def test_membership(pair):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from named_models import Report, Scores
-from published_models import Echo, Encoder, Hooked
+from published_models import Color, Echo, Encoder, Hooked, Unsendable
 from workers import Group
 
 import weft
@@ -389,12 +389,29 @@ def test_a_bad_target_shows_a_good_one(pair, target):
     assert '"worker/name"' in error.message
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"text", [b"text"]])
+@pytest.mark.parametrize("value", [{1, 2}, b"text", [b"text"], Color.RED, [Color.RED]])
 def test_values_that_torchscript_does_not_know_stay_here(pair, value):
     error = pair[1].fails(ask, "worker0/encoder", value)
     assert error.kind == "TypeError"
     kind = type(value[0] if isinstance(value, list) else value).__name__
     assert f"argument 0 holds a '{kind}'" in error.message
+
+
+def publish_unsendable() -> None:
+    def color():
+        return {"a": [Color.RED]}
+
+    weft.publish("unsendable", torch.jit.script(Unsendable()))
+    weft.publish("color", color)
+
+
+def test_enums_and_objects_do_not_come_back(pair):
+    pair[0].call(publish_unsendable)
+    for method in ("forward", "listed", "later", "place"):
+        error = pair[1].fails(ask, "worker0/unsendable", X, method=method)
+        assert "member of an enum, which torch cannot send" in error.message
+        assert f"calling unsendable.{method} at worker 'worker0'" in error.message
+    assert "holds a 'Color'" in pair[1].fails(ask, "worker0/color").message
 
 
 @pytest.mark.parametrize(
