@@ -16,7 +16,8 @@ namespace {
 
 struct Entry {
   std::map<std::int64_t, std::shared_ptr<Servable>> versions;
-  std::int64_t last = 0;  // the highest version ever given, so that none returns as another
+  std::int64_t last = 0;     // the highest version ever given, so that none returns as another
+  std::int64_t removed = 0;  // the highest that was unpublished
 };
 
 struct Registry {
@@ -68,6 +69,10 @@ std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable
   TORCH_CHECK(!entry.versions.contains(version), wanted(name, version),
               " is published already; unpublish it first, or publish without a version to get the "
               "next one");
+  TORCH_CHECK(version > entry.removed, wanted(name, version), " cannot be published: version ",
+              entry.removed,
+              " was unpublished, and neither it nor a lower one is ever given again; publish "
+              "without a version to get the next one");
   entry.versions.emplace(version, std::move(servable));
   entry.last = std::max(entry.last, version);
   return version;
@@ -87,6 +92,8 @@ void unpublish(const std::string& name, std::int64_t version) try {
     } else {
       gone.insert(versions.extract(version));
     }
+    if (!gone.empty())
+      entry->second.removed = std::max(entry->second.removed, gone.rbegin()->first);
   }
   lock.unlock();
   TORCH_CHECK(!gone.empty(), wanted(name, version), " is not published here; ", listed());

@@ -27,7 +27,8 @@ struct PublishedInfo {
 };
 
 // Publishes a servable and returns its version. `version` kNewest: the next one. Throws c10::Error
-// if the version exists already, or if the name has other characters than letters, digits and _ . -
+// if the version exists already or is not above all that were unpublished, or if the name has other
+// characters than letters, digits and _ . -
 WEFT_API std::int64_t publish(const std::string& name, std::shared_ptr<Servable> servable,
                               std::int64_t version = kNewest);
 

@@ -44,6 +44,21 @@ TEST(Published, VersionsLiveSideBySideAndNeverComeBack) {
   unpublish("a.versions");
 }
 
+TEST(Published, AVersionThatIsGivenIsNoOldOne) {
+  EXPECT_EQ(publish("a.given", adder(1)), 1);
+  EXPECT_EQ(publish("a.given", adder(2), 4), 4);
+  EXPECT_EQ(publish("a.given", adder(3), 2), 2);
+  unpublish("a.given", 2);
+  EXPECT_NE(problem([] { publish("a.given", adder(4), 2); }).find("is ever given again"),
+            std::string::npos);
+  EXPECT_EQ(publish("a.given", adder(5), 3), 3);
+  unpublish("a.given");
+  for (const std::int64_t old : {1, 4})
+    EXPECT_NE(problem([&] { publish("a.given", adder(6), old); }), "");
+  EXPECT_EQ(publish("a.given", adder(7), 6), 6);
+  unpublish("a.given");
+}
+
 TEST(Published, NoVersionComesAfterTheLast) {
   constexpr auto kLast = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(publish("a.last", adder(1), kLast), kLast);
