@@ -15,7 +15,7 @@ namespace {
 using c10::TypeKind;
 using c10::TypePtr;
 
-// Whether an int may become a float.
+// Whether an int may become a float, and both a complex number.
 enum class Numbers { kKept, kConverted };
 
 bool fit(at::IValue& value, const TypePtr& type, Numbers numbers);
@@ -23,6 +23,12 @@ bool fit(at::IValue& value, const TypePtr& type, Numbers numbers);
 bool fitFloat(at::IValue& value, Numbers numbers) {
   if (value.isInt() && numbers == Numbers::kConverted) value = static_cast<double>(value.toInt());
   return value.isDouble();
+}
+
+bool fitComplex(at::IValue& value, Numbers numbers) {
+  if (numbers == Numbers::kConverted && fitFloat(value, numbers))
+    value = c10::complex<double>(value.toDouble());
+  return value.isComplexDouble();
 }
 
 bool fitTuple(at::IValue& value, const TypePtr& type, Numbers numbers) {
@@ -164,6 +170,8 @@ bool fit(at::IValue& value, const TypePtr& type, Numbers numbers) {
       return value.isScalar();
     case TypeKind::FloatType:
       return fitFloat(value, numbers);
+    case TypeKind::ComplexType:
+      return fitComplex(value, numbers);
     case TypeKind::OptionalType:
       return value.isNone() ||
              fit(value, type->expectRef<c10::OptionalType>().getElementType(), numbers);

@@ -1,8 +1,8 @@
 // Converts values to the types that a signature asks for.
 //
 // Values from Python have inferred types: [1, 2] is a List[int] even if List[float] is wanted, an
-// empty list is a list of anything, and 1 may stand for 1.0. TorchScript converts these when Python
-// calls it; for a remote call this code does.
+// empty list is a list of anything, and 1 may stand for 1.0 or 1+0j. TorchScript converts these
+// when Python calls it; for a remote call this code does.
 #pragma once
 
 #include <ATen/core/function_schema.h>

@@ -33,6 +33,14 @@ TEST(Fit, IntegersBecomeFloatsAndNothingElse) {
   EXPECT_FALSE(fits(3, "Tensor"));
 }
 
+TEST(Fit, RealNumbersBecomeComplexOnes) {
+  EXPECT_EQ(fitted(3, "complex").toComplexDouble(), c10::complex<double>(3));
+  EXPECT_EQ(fitted(3.5, "complex").toComplexDouble(), c10::complex<double>(3.5));
+  EXPECT_FALSE(fits(true, "complex"));
+  EXPECT_FALSE(fits(c10::complex<double>(3), "float"));
+  EXPECT_TRUE(fitted(1, "Union[complex, int]").isInt());
+}
+
 TEST(Fit, ListsTakeTheirElementsType) {
   const at::IValue floats = fitted(c10::List<std::int64_t>({1, 2}), "List[float]");
   EXPECT_TRUE(floats.isDoubleList());

@@ -77,6 +77,14 @@ def unannotated_dtype(x):
     return [x.dtype]
 
 
+def layout_of(x: Tensor):
+    return {"a": x.layout}
+
+
+def scheme() -> torch.qscheme:
+    return torch.per_tensor_affine
+
+
 def some_bytes():
     return {"a": (b"abc",)}
 

@@ -17,6 +17,7 @@ def publish_all() -> None:
     for name in (
         *("positional", "by_name", "defaulted", "many", "several", "tripled"),
         *("dtype_of", "dtypes", "unannotated_dtype", "field_called_dtype", "some_bytes", "marked"),
+        *("layout_of", "scheme"),
     ):
         weft.publish(name, getattr(code, name))
     weft.publish("called", code.Called())
@@ -70,6 +71,8 @@ def test_an_annotated_dtype_comes_back(pair):
     [
         ("unannotated_dtype", (X,), "annotate the result with torch.dtype"),
         ("field_called_dtype", (X,), "annotate the result with torch.dtype"),
+        ("layout_of", (X,), "return its text: str(value)"),
+        ("scheme", (), "return its text: str(value)"),
         ("some_bytes", (), "torch.frombuffer"),
         ("marked", (), "return a list"),
     ],

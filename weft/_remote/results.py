@@ -10,13 +10,23 @@ import torch
 from weft import _C
 from weft._remote.named_tuples import holds_dtypes
 
+_AS_TENSOR = "return a tensor: torch.frombuffer(value, dtype=torch.uint8)"
+_AS_TEXT = "return its text: str(value)"
+#: What TorchScript makes strings or numbers of, and what to return instead.
+_INSTEAD: dict[type, str] = {
+    bytes: _AS_TENSOR,
+    bytearray: _AS_TENSOR,
+    torch.layout: _AS_TEXT,
+    torch.qscheme: _AS_TEXT,
+}
+
 
 def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, whose results are refused if the caller would get other values than they are.
 
     A dtype may be in the result where the annotation of ``annotated`` says so: the caller gets it back.
     """
-    refused: tuple[type, ...] = (bytes, bytearray)
+    refused: tuple[type, ...] = tuple(_INSTEAD)
     if not holds_dtypes(annotated):
         refused = (*refused, torch.dtype)
 
@@ -47,11 +57,8 @@ def _check_all(result: Any, refused: tuple[type, ...]) -> None:
 
 def _check(value: Any, refused: tuple[type, ...]) -> None:
     if isinstance(value, refused):
-        instead = (
-            "annotate the result with torch.dtype"
-            if isinstance(value, torch.dtype)
-            else "return a tensor: torch.frombuffer(value, dtype=torch.uint8)"
-        )
+        texts = (text for kind, text in _INSTEAD.items() if isinstance(value, kind))
+        instead = next(texts, "annotate the result with torch.dtype")
         raise TypeError(
             f"a {type(value).__name__} cannot be returned to another worker as it is: {instead}"
         )
