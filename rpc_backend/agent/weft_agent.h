@@ -86,7 +86,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
 
   // Static groups: waits until every worker has come here and no call is in flight. After the
   // `last` barrier, rank 0 stays until the others have seen it, because it may serve the Store.
-  // Returns the ranks that some worker has lost, so that all workers go on alike.
+  // Returns the ranks that some worker has lost, or that were started again, so that all workers
+  // go on alike.
   std::vector<std::int32_t> barrier(float timeout_seconds, bool last = false);
 
   // After Ctrl-C: shutdown() will not wait for user code that still runs.

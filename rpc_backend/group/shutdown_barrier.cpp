@@ -4,6 +4,8 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <numeric>
+#include <random>
 #include <sstream>
 
 #include "rpc_backend/core/log.h"
@@ -30,7 +32,23 @@ constexpr const char* kLost = "lost";
 constexpr const char* kDone = "done";
 // A counter's bits: how many have posted, above the sum of what they posted.
 constexpr int kSumBits = 40;
-constexpr std::int64_t kSumMask = (std::int64_t{1} << kSumBits) - 1;
+constexpr std::int64_t kOnePosted = std::int64_t{1} << kSumBits;
+
+// What a worker has posted: numbers, and then "end" and its life.
+std::vector<std::int64_t> numbersIn(const std::string& posted) {
+  std::vector<std::int64_t> numbers;
+  std::istringstream text(posted);
+  for (std::int64_t number = 0; text >> number;)
+    numbers.push_back(number);
+  return numbers;
+}
+
+// What is counted of the numbers: of a round their sum, else how many they are.
+template <typename Numbers>
+std::int64_t sumOf(const std::string& what, const Numbers& numbers) {
+  if (what == kLost) return static_cast<std::int64_t>(numbers.size());
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
 }  // namespace
 
 ShutdownBarrier::ShutdownBarrier(AgentContext& context, Group& group,
@@ -43,7 +61,8 @@ ShutdownBarrier::ShutdownBarrier(AgentContext& context, Group& group,
       prefix_("barrier/" + std::to_string(index) + "/"),
       world_(world),
       timeout_(timeout),
-      deadline_(transport::deadlineAfter(timeout.count() == 0 ? kForever : timeout)) {}
+      deadline_(transport::deadlineAfter(timeout.count() == 0 ? kForever : timeout)),
+      life_(std::to_string(std::random_device{}()) + std::to_string(std::random_device{}())) {}
 
 std::string ShutdownBarrier::key(const std::string& what, std::int32_t rank) const {
   return prefix_ + what + "/" + std::to_string(rank);
@@ -79,12 +98,19 @@ milliseconds ShutdownBarrier::timeLeft() const {
   return std::max(left, milliseconds{0});
 }
 
-void ShutdownBarrier::post(const std::string& what, const std::string& text, std::int64_t value) {
-  store_->set(key(what, context_.rank), text);
-  const std::int64_t total =
-      store_->add(prefix_ + what + "/total", (std::int64_t{1} << kSumBits) + value);
+void ShutdownBarrier::post(const std::string& what, const std::set<std::int64_t>& numbers) {
+  const std::string own = key(what, context_.rank);
+  const std::string text = c10::Join(" ", numbers) + " end " + life_;
+  const std::string there = store_->compareSet(own, "", text);
+  std::int64_t counted = kOnePosted + sumOf(what, numbers);
+  if (there != text) {
+    in_place_ = true;
+    store_->set(own, text);
+    counted = sumOf(what, numbers) - sumOf(what, numbersIn(there));
+  }
+  const std::int64_t total = store_->add(prefix_ + what + "/total", counted);
   if (total >> kSumBits < world_) return;
-  const std::int64_t sum = total & kSumMask;
+  const std::int64_t sum = total % kOnePosted;
   if (what == kLost && sum > 0) return decide(what);
   store_->compareSet(prefix_ + what + "/all", "", what == kLost ? "nobody" : std::to_string(sum));
 }
@@ -98,8 +124,7 @@ void ShutdownBarrier::decide(const std::string& what) {
   std::int64_t sum = 0;
   std::set<std::int32_t> lost = lost_;
   for (const auto& posted : store_->multiGet(keys)) {
-    std::istringstream text({posted.begin(), posted.end()});
-    for (std::int64_t number = 0; text >> number;) {
+    for (const std::int64_t number : numbersIn({posted.begin(), posted.end()})) {
       sum += number;
       lost.insert(static_cast<std::int32_t>(number));
     }
@@ -109,16 +134,23 @@ void ShutdownBarrier::decide(const std::string& what) {
 }
 
 void ShutdownBarrier::noticeLost() {
-  for (const std::int32_t rank : others()) {
-    if (group_.lossOf(static_cast<worker_id_t>(rank))) lost_.insert(rank);
+  for (std::int32_t rank = 0; rank < world_; ++rank) {
+    if (rank == context_.rank) continue;
+    if (group_.lossOf(static_cast<worker_id_t>(rank))) {
+      lost_.insert(rank);
+    } else if (lost_.erase(rank) > 0) {
+      probed_.erase(rank);  // it is back, and may be lost again
+    }
   }
 }
 
 bool ShutdownBarrier::allPosted(const std::string& what) const {
-  if (lost_.empty()) return false;  // then the last one decides
-  const std::int64_t posted = store_->add(prefix_ + what + "/total", 0) >> kSumBits;
-  return posted + static_cast<std::int64_t>(lost_.size()) >= world_ &&
-         absent(what, others(), 1).empty();
+  if (!in_place_) {
+    if (lost_.empty()) return false;  // then the last one decides
+    const std::int64_t posted = store_->add(prefix_ + what + "/total", 0) >> kSumBits;
+    if (posted + static_cast<std::int64_t>(lost_.size()) < world_) return false;
+  }
+  return absent(what, others(), 1).empty();
 }
 
 void ShutdownBarrier::probe(const std::string& what) {
@@ -172,7 +204,7 @@ void ShutdownBarrier::waitForCalls() {
     mine += sent != sent_before ? 1 : 0;
     sent_before = sent;
     const std::string round = std::to_string(number);
-    post(round, std::to_string(mine), mine);
+    post(round, {mine});
     if (await(round) == "0") return;
     TORCH_CHECK(timeLeft().count() > 0, "rpc.shutdown: gave up after ", timeout_.count(),
                 " ms; calls are still made, or in flight. Wait for them, or give rpc.shutdown more "
@@ -183,12 +215,11 @@ void ShutdownBarrier::waitForCalls() {
 std::set<std::int32_t> ShutdownBarrier::agreeOnLost() {
   // A peer may take part here and yet be out of reach from here (another key).
   noticeLost();
-  post(kLost, c10::Join(" ", lost_) + " end", static_cast<std::int64_t>(lost_.size()));
-  std::istringstream agreed(await(kLost));
-  std::set<std::int32_t> lost;
-  for (std::int32_t one = 0; agreed >> one;)
-    lost.insert(one);
-  return lost;
+  std::set<std::int64_t> known(lost_.begin(), lost_.end());
+  if (group_.hasReturned()) known.insert(context_.rank + world_);
+  post(kLost, known);
+  const auto agreed = numbersIn(await(kLost));
+  return {agreed.begin(), agreed.end()};
 }
 
 int ShutdownBarrier::passedBy(c10d::Store& store, const std::string& who) {
@@ -203,18 +234,22 @@ int ShutdownBarrier::passedBy(c10d::Store& store, const std::string& who) {
 
 std::vector<std::int32_t> ShutdownBarrier::pass(bool last) {
   waitForCalls();
-  const auto lost = agreeOnLost();
+  const auto agreed = agreeOnLost();
   store_->set(kPassedKey, std::to_string(index_ + 1));
   store_->set(key(kDone, context_.rank), "1");
-  for (const std::int32_t rank : lost) {
-    if (rank == context_.rank) continue;
+  std::set<std::int32_t> found;
+  for (const std::int32_t one : agreed) {
+    const std::int32_t rank = one % world_;
+    found.insert(rank);
+    // One that was started again is here, whoever has lost its former life.
+    if (rank == context_.rank || agreed.contains(rank + world_)) continue;
     const auto id = static_cast<worker_id_t>(rank);
     logWarning(
         "rpc.shutdown went on without a missing worker: " +
         group_.lossOf(id).value_or(group_.describe(id) + " was declared lost by another worker"));
   }
   if (last) linger(fromSeconds(context_.options.peer_timeout));
-  return {lost.begin(), lost.end()};
+  return {found.begin(), found.end()};
 }
 
 void ShutdownBarrier::linger(milliseconds wait) {

@@ -3,13 +3,17 @@
 //
 // In each round each worker posts how many calls it has in flight, and one more if it has made any
 // since the last round. When all have posted zero, the group is done. In the end each posts whom it
-// has lost.
+// has lost, and whether it was started again.
 //
 // Each round is decided once, and all workers follow the decision. The worker that posts last
 // decides, or one that sees that only lost workers have not posted. A counter holds how many have
 // posted and the sum of what they posted, so nobody reads what each has posted unless somebody is
 // lost. In a large group some workers look for the lost and the others give them time, so that not
 // all ask the Store for all.
+//
+// A worker that was lost and is back takes part again, from the first round that is not decided. If
+// it was started again, it posts in place of its former life, which may have died before it was
+// counted: so it looks at what each has posted.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -30,7 +34,8 @@ class ShutdownBarrier {
   ShutdownBarrier(AgentContext& context, Group& group, c10::intrusive_ptr<c10d::Store> store,
                   int index, int world, milliseconds timeout);
 
-  // Blocks; once. Returns the ranks that this worker or another has lost. After the `last` barrier
+  // Blocks; once. Returns the ranks that this worker or another has lost, or that were started
+  // again: those do not know how often torch has gathered before. After the `last` barrier
   // rank 0, which serves the Store, stays until the others have confirmed that they need it no
   // more, at most peer_timeout. Throws c10::Error when the timeout runs out, naming who is missing.
   std::vector<std::int32_t> pass(bool last);
@@ -41,6 +46,7 @@ class ShutdownBarrier {
  private:
   // Waits until no call is in flight at any worker that lives.
   void waitForCalls();
+  // Those lost; and those who were started again, each as its rank plus world_.
   std::set<std::int32_t> agreeOnLost();
   void linger(milliseconds wait);
   std::string key(const std::string& what, std::int32_t rank) const;
@@ -50,8 +56,7 @@ class ShutdownBarrier {
                                    std::size_t most = SIZE_MAX) const;
   std::string describe(const std::vector<std::int32_t>& ranks) const;
 
-  // `value`: of the text, for the sum.
-  void post(const std::string& what, const std::string& text, std::int64_t value);
+  void post(const std::string& what, const std::set<std::int64_t>& numbers);
   // Waits until `what` is decided; returns the decision.
   std::string await(const std::string& what);
   // Whether those who are not lost have all posted.
@@ -71,6 +76,8 @@ class ShutdownBarrier {
   const int world_;
   const milliseconds timeout_;
   const transport::Deadline deadline_;
+  const std::string life_;         // of this barrier, among those of this rank
+  bool in_place_ = false;          // a former life of this rank has posted
   std::set<std::int32_t> lost_;    // by this worker
   std::set<std::int32_t> probed_;  // these were called, so that their loss would be noticed
 };

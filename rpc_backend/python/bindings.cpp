@@ -203,7 +203,7 @@ void bindAgent(py::module_& module) {
           "barrier", &WeftAgent::barrier, py::arg("timeout") = 0.0F, py::arg("last") = false,
           no_gil,
           "Waits until every worker has come here and no call is in flight; returns the ranks that "
-          "some worker has lost.")
+          "some worker has lost, or that were started again.")
       .def("shutdown", &WeftAgent::shutdown, no_gil,
            "torch's, but for a forked child, where it does nothing.")
       .def(

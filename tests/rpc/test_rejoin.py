@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch.distributed as dist
 from rejoining import Static
-from waiting import wait_for
+from waiting import wait_for, wait_until
 
 _kept: list = []
 BOUND = 20
@@ -134,3 +135,61 @@ def test_one_that_lives_cannot_be_replaced():
         group.enter(renamed, 1, name="another")
         assert "keeps its rank and name" in renamed.failure().message
         assert group.again(1).call(call, "worker0") == 2
+
+
+def pass_barrier() -> list[int]:
+    """Waits as rpc.shutdown does. Who was lost or started again."""
+    import torch.distributed.rpc as rpc
+
+    return rpc.api._get_current_rpc_agent().barrier(0)
+
+
+def call_from(worker: str, to: str) -> int:
+    import torch.distributed.rpc as rpc
+
+    return rpc.rpc_sync(worker, call, args=(to,))
+
+
+def test_a_worker_counts_once_in_a_barrier_however_often_it_is_started():
+    with Static(3) as group:
+        store = dist.TCPStore("127.0.0.1", group.port, is_master=False)
+        first_round = "rpc_prefix_0/weft/barrier/0/0/"
+
+        def posted() -> bytes:
+            key = first_round + "1"
+            return store.get(key) if store.check([key]) else b""
+
+        def waits_in_barrier(worker) -> None:
+            before = posted()
+            worker.start(pass_barrier)
+            wait_until(lambda: posted() != before, "worker 1 waits in the barrier")
+
+        group[2].start(pass_barrier)
+        last = group[1]
+        for _ in range(3):
+            waits_in_barrier(last)
+            last.kill()
+            last = group.again(1)
+        waits_in_barrier(last)
+        assert not store.check([first_round + "all"]), "it is over without worker 0"
+        workers = [group[0], last, group[2]]
+        group[0].start(pass_barrier)
+        assert [worker.result() for worker in workers] == [[1]] * 3
+        group.shutdown(workers)
+
+
+def test_a_barrier_waits_for_a_worker_that_was_lost_in_it_and_is_back():
+    with Static(3) as group:
+        assert group[0].call(call, "worker1") == 2
+        group[0].start(pass_barrier)
+        group[1].kill()
+        group[2].fails(call_from, "worker0", "worker1")  # it is lost there
+        back = group.again(1)
+        group[2].start(pass_barrier)
+        assert not group[0].pipe.poll(3), "it is over without worker 1"
+        assert back.call(call, "worker0") == 2
+        back.start(pass_barrier)
+        workers = [group[0], back, group[2]]
+        assert [worker.result() for worker in workers] == [[1]] * 3
+        group.shutdown(workers)
+        assert not any("without a missing worker" in worker.output() for worker in workers)

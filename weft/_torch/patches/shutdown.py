@@ -21,10 +21,10 @@ from weft._torch.patches.patch import Function, patch
 def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Waits in the agent's own barrier, which knows who is lost.
 
-    torch's barrier is an all-gather over Python calls: it waits for minutes when a worker has died,
-    and request policies refuse it. It still follows Weft's barrier where all workers live and serve
-    Python, because programs see its failures in ``shutdown``. A dynamic group has no barrier: its
-    workers leave one by one.
+    torch's barrier is an all-gather over Python calls: it waits for minutes when a worker has died, or
+    was started again and counts these gathers anew; and request policies refuse it. It still follows
+    Weft's barrier where all workers live and serve Python, because programs see its failures in
+    ``shutdown``. A dynamic group has no barrier: its workers leave one by one.
     """
     agent = current.agent()
     if agent is None:
@@ -33,9 +33,9 @@ def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_T
     agent.check_process()
     if not agent.is_static_group:
         return
-    lost_by_any = agent.barrier(timeout)
+    lost_or_new = agent.barrier(timeout)
     # Either all workers take part in torch's, or none.
-    if not lost_by_any and agent.everyone_serves_python:
+    if not lost_or_new and agent.everyone_serves_python:
         upstream(timeout or api.get_rpc_timeout())
 
 
