@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from named_models import Scores
 from published_models import Asker, Client, Echo, Encoder, Typed, Unsendable, Wrong
 from waiting import wait_for
 from workers import Group
@@ -24,6 +25,7 @@ X = torch.arange(6.0).reshape(2, 3)
 def publish_both() -> None:
     weft.publish("encoder", torch.jit.script(Encoder()))
     weft.publish("echo", torch.jit.script(Echo()))
+    weft.publish("scores", torch.jit.script(scores))
     weft.publish("asker", torch.jit.script(Asker()))
 
 
@@ -75,6 +77,23 @@ def drop_scripted() -> str:
         return owner
 
     return keep_and_drop(X)
+
+
+def scores(x: torch.Tensor) -> Scores:
+    return Scores(x, [3])
+
+
+def fetch_scripted() -> tuple[Any, Any, list[int], torch.Tensor]:
+    @torch.jit.script
+    def fetch(x: torch.Tensor) -> tuple[Scores, Scores, list[int], torch.Tensor]:
+        like: list[Scores] = []
+        args: list[Any] = [x]
+        there = torch.ops.weft.remote("worker0", "scores", args, like)
+        now = torch.ops.weft.fetch(there)
+        later = torch.jit._wait(torch.ops.weft.fetch_async(there))
+        return now, later, now.best, later.values
+
+    return fetch(X)
 
 
 def check_op(mode: str) -> None:
@@ -153,6 +172,12 @@ def test_membership(pair):
 
 def test_values_are_kept_and_dropped(pair):
     assert pair[1].call(drop_scripted) == "worker0"
+
+
+def test_fetched_named_tuples_are_plain(pair):
+    now, later, best, values = pair[1].call(fetch_scripted)
+    assert (type(now), type(later), best) == (tuple, tuple, [3])
+    assert torch.equal(values, X)
 
 
 def ask(method: str, seconds: float = 20):
