@@ -11,7 +11,7 @@ import torch
 import worker_models as models
 from torch import nn
 from waiting import wait_until
-from worker_pipes import CROSS_ENTROPY, pipe_of, same
+from worker_pipes import CROSS_ENTROPY, gradients_of, pipe_of, same
 
 
 def saved_and_loaded(folder: str) -> None:
@@ -401,3 +401,32 @@ def takes_the_folder_away(pipe: str, folder: str, number: int, snapshot: bool) -
 def test_a_checkpoint_that_cannot_be_put_leaves_what_was_there(group, tmp_path):
     group[0].call(cannot_be_put, str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "here"]
+
+
+def is_of_a_larger_model(folder: str) -> None:
+    """Also where a layer is larger in itself, at a worker."""
+    import weft
+
+    def pipe_with(*layers: nn.Module):
+        placed = [weft.WithDevice(one, f"worker{at}/cpu") for at, one in enumerate(layers, 1)]
+        return weft.Pipe(nn.Sequential(nn.Linear(4, 4), *placed), schedule="1f1b")
+
+    small = pipe_with(nn.Sequential(nn.Linear(4, 4)))
+    small.step(*models.batch(), loss=CROSS_ENTROPY)
+    state = copy.deepcopy(small.state_dict())
+    larger = pipe_with(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 3))
+    larger.save_checkpoint(f"{folder}/larger")
+    with pytest.raises(KeyError, match=r"/larger has 2\.weight, 2\.bias, .*does not have"):
+        small.load_checkpoint(f"{folder}/larger")
+    same(small.state_dict(), state)  # nobody has taken up a part
+    within = pipe_with(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    within.save_checkpoint(f"{folder}/within")
+    with pytest.raises(KeyError, match=r"/within has 1\.1\.weight, 1\.1\.bias, .*does not have"):
+        small.load_checkpoint(f"{folder}/within")
+    assert all(one is not None for one in gradients_of(small).values())
+    for pipe in (small, larger, within):
+        pipe.close()
+
+
+def test_a_checkpoint_of_a_larger_model_is_refused(group, tmp_path):
+    group[0].call(is_of_a_larger_model, str(tmp_path))

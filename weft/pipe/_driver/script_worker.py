@@ -19,7 +19,7 @@ from weft.pipe._workers.parcels import unpack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
-from weft.pipe._workers.shards import check_complete, merged_shards, save_shard
+from weft.pipe._workers.shards import save_shard, take_shards
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.state import State, metadata_of, with_metadata
 from weft.publishing import published
@@ -268,14 +268,14 @@ class ScriptWorker:
         self._snapshot = None
         save_shard(shard, folder, number)
 
-    def read_shards(self, folder: str) -> Any:
-        return Here(self._read_shards, folder)
+    def read_shards(self, folder: str, names: Sequence[str]) -> Any:
+        return Here(self._read_shards, folder, names)
 
-    def _read_shards(self, folder: str) -> None:
-        layers, optimizer = merged_shards(folder)
-        missing, _ = self.load_layers(layers).wait()
-        check_complete(folder, missing)
-        self.load_optimizer(optimizer).wait()
+    def _read_shards(self, folder: str, names: Sequence[str]) -> None:
+        def load(state: State) -> Any:
+            return self.load_layers(state).wait()
+
+        self.load_optimizer(take_shards(folder, names, self._layers, load)).wait()
 
 
 def _bytes(saved: bytes) -> Tensor:

@@ -123,12 +123,13 @@ class StateAtWorkers(LayersElsewhere):
 
         Raises:
             FileNotFoundError: a worker does not find the checkpoint.
+            KeyError: it is of other layers: it has or lacks some of their parameters or buffers.
             RuntimeError: a worker is lost and not back yet: try again.
             ValueError: a remote module of a restarted worker was given as an RRef.
         """
         self._wait_for_checkpoint()
         with self._parts.with_missing():
-            self.at_workers(shards.read_shards, str(path))
+            self.at_workers(shards.read_shards, str(path), self._parts.layers)
         self.zero_grad()
 
     # nn.Module's own methods, acting at the workers

@@ -5,11 +5,12 @@ The driver calls the functions over RPC.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,44 @@ def _why_unreadable(value: Any) -> str | None:
     return None
 
 
-def read_shards(pipe: str, folder: str) -> None:
-    """Takes what belongs to this worker out of all shards."""
+def read_shards(pipe: str, folder: str, names: Sequence[str]) -> None:
+    """Takes what belongs to this worker out of all shards. The pipeline's layers have these names."""
+    load = functools.partial(load_layers, pipe)
+    load_optimizer(pipe, take_shards(folder, names, part_of(pipe).layers, load))
+
+
+def take_shards(
+    folder: str,
+    names: Sequence[str],
+    own: Collection[str],
+    load: Callable[[State], tuple[list[str], list[str]]],
+) -> State:
+    """Loads the state of the ``own`` layers out of all shards; gives that of the optimizers.
+
+    Args:
+        names: all layers of the pipeline. Where the checkpoint has others, nothing is loaded.
+        load: as :func:`load_layers`.
+
+    Raises:
+        FileNotFoundError: the checkpoint is not there.
+        KeyError: it is of other layers, or lacks some.
+    """
     layers, optimizer = merged_shards(folder)
-    missing, _ = load_layers(pipe, layers)
-    check_complete(folder, missing)
-    load_optimizer(pipe, optimizer)
+    layer_of = {key: key.partition(".")[0] for key in layers}
+    _check_keys(folder, [key for key in layers if layer_of[key] not in names])
+    missing, used = load(layers)
+    left = layers.keys() - set(used)
+    _check_keys(folder, [key for key in layers if key in left and layer_of[key] in own], missing)
+    return optimizer
+
+
+def _check_keys(folder: str, unexpected: Sequence[str], missing: Sequence[str] = ()) -> None:
+    if missing:
+        raise KeyError(f"the checkpoint in {folder} lacks {', '.join(missing)}")
+    if unexpected:
+        raise KeyError(
+            f"the checkpoint in {folder} has {', '.join(unexpected)}, which this Pipe does not have"
+        )
 
 
 def merged_shards(folder: str) -> tuple[State, State]:
@@ -132,9 +165,3 @@ def merged_shards(folder: str) -> tuple[State, State]:
         optimizer["parameters"].update(shard["optimizer"]["parameters"])
         optimizer["scheduler"] = optimizer["scheduler"] or shard["optimizer"]["scheduler"]
     return with_metadata(layers, metadata), optimizer
-
-
-def check_complete(folder: str, missing: Sequence[str]) -> None:
-    """Raises KeyError for what a checkpoint has not."""
-    if missing:
-        raise KeyError(f"the checkpoint in {folder} lacks {', '.join(missing)}")
