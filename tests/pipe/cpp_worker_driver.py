@@ -184,6 +184,18 @@ def returns(group: Group) -> None:
     training.pipe.close()
 
 
+def takes_no_checkpoint_of_a_larger_layer() -> None:
+    layer = nn.Sequential(nn.Linear(4, 4))
+    larger = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    small, large = (pipe_of([torch.jit.script(one)], "1") for one in (layer, larger))
+    with tempfile.TemporaryDirectory() as folder:
+        large.save_checkpoint(folder)
+        with refused(KeyError, "has 0.1.weight, 0.1.bias, which this Pipe does not have"):
+            small.load_checkpoint(folder)
+    small.close()
+    large.close()
+
+
 def passes_values() -> None:
     """Tuples and lists of tensors between stages; a tuple of targets, and one as an output."""
     for give, take in (
@@ -341,6 +353,7 @@ def main(program: str) -> None:
         trains_everywhere,
         steps_alike_in_low_precision,
         takes_up_a_checkpoint,
+        takes_no_checkpoint_of_a_larger_layer,
         passes_values,
         is_refused,
         fails,
