@@ -289,6 +289,76 @@ def test_an_optimizers_state_keeps_its_names_when_layers_are_frozen(group):
     group[0].call(frozen_after_the_optimizer_was_made)
 
 
+def in_groups(parameters, lr: float, **options: object) -> torch.optim.AdamW:
+    """Biases first, and without decay: none of them at a worker that has none."""
+    biases = [one for one in parameters if one.dim() == 1]
+    weights = [one for one in parameters if one.dim() > 1]
+    groups = [{"params": biases, "weight_decay": 0.0, "lr": 2 * lr}, {"params": weights}]
+    return torch.optim.AdamW(groups, lr=lr, **options)
+
+
+def keeps_groups(folder: str) -> None:
+    plain = models.plain()
+    own = in_groups(list(plain.parameters()), lr=0.05)
+    rates = torch.optim.lr_scheduler
+    own_scheduler = rates.StepLR(own, step_size=1, gamma=0.5)
+    for number, places in enumerate(["0122", "2011", "1200"]):
+        pipe = pipe_of(places, 2, "1f1b")
+        optimizer = pipe.optimizer(in_groups, lr=0.3 if number else 0.05)
+        scheduler = optimizer.scheduler(rates.StepLR, step_size=1, gamma=0.5)
+        if number:
+            pipe.load_checkpoint(f"{folder}/here")
+        models.one_after_the_other(plain, *models.batch(number), CROSS_ENTROPY, 2)
+        pipe.step(*models.batch(number), loss=CROSS_ENTROPY)
+        for one in (own, optimizer, own_scheduler, scheduler):
+            one.step()
+        for one in (own, optimizer):
+            one.zero_grad()
+        same(pipe.state_dict(), plain.state_dict())
+        for name, kept in optimizer.state_dict()["parameters"].items():
+            assert kept["state"]["exp_avg"].shape == plain.get_parameter(name).shape
+        pipe.save_checkpoint(f"{folder}/here")
+        optimizer.load_state_dict(optimizer.state_dict())
+        pipe.close()
+    pipe = pipe_of("0122", 2, "1f1b")
+    pipe.optimizer(torch.optim.AdamW, lr=0.1)
+    with pytest.raises(RuntimeError, match=r"one parameter group .* other options for each"):
+        pipe.load_checkpoint(f"{folder}/here")
+    pipe.close()
+
+
+def only_own_groups(parameters, lr: float) -> torch.optim.SGD:
+    groups = [{"params": [one for one in parameters if one.dim() == dims]} for dims in (1, 2)]
+    return torch.optim.SGD([one for one in groups if one["params"]], lr=lr)
+
+
+def others(parameters, lr: float) -> torch.optim.SGD:
+    return torch.optim.SGD([*parameters, nn.Parameter(torch.ones(1))], lr=lr)
+
+
+def has_odd_groups() -> None:
+    import weft
+
+    there = weft.WithDevice(nn.Linear(4, 4, bias=False), "worker1/cpu")
+    pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), there), schedule="1f1b")
+    with pytest.raises(ValueError, match=r"not among those that it got"):
+        pipe.optimizer(others, lr=0.1)
+    optimizer = pipe.optimizer(only_own_groups, lr=0.1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.scheduler(torch.optim.lr_scheduler.StepLR, step_size=1)
+    with pytest.raises(RuntimeError, match=r"is of 2 parameter groups, .* 'worker1' has 1"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    pipe.close()
+
+
+def test_groups_that_cannot_be_told_apart_are_refused(group):
+    group[0].call(has_odd_groups)
+
+
+def test_an_optimizer_in_groups_goes_into_another_division(group, tmp_path):
+    group[0].call(keeps_groups, str(tmp_path))
+
+
 def cannot_be_written(folder: str) -> str:
     """All workers but the first cannot write."""
     pipe = pipe_of("0122", 2, "1f1b")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.pipe._workers.state import State, parameters_of
+from weft.pipe._workers.state import State, options_of_group, parameters_of
 
 _KINDS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adam"}
 _ELSEWHERE = ("foreach", "fused", "capturable", "differentiable")
@@ -90,14 +90,13 @@ class ScriptOptimizer:
 
         Raises:
             KeyError: a parameter is not in the state.
+            RuntimeError: the parameters have different options there.
         """
         if self._own is None or not self._names:
             return {}
-        absent = [name for name in self._names if name not in state["parameters"]]
-        if absent:
-            raise KeyError(f"the optimizer's state lacks {', '.join(absent)}")
+        options = options_of_group(self._names, state["parameters"])
         own = {name: state["parameters"][name] for name in self._names}
-        self._own.param_groups[0].update(own[self._names[0]]["options"])
+        self._own.param_groups[0].update(options)
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         return {name: _tensors(one["state"]) for name, one in own.items() if one["state"]}

@@ -48,7 +48,8 @@ class StateAtWorkers(LayersElsewhere):
         One that was made before goes, and its scheduler with it.
 
         Args:
-            cls: its class, such as ``torch.optim.AdamW``.
+            cls: its class, such as ``torch.optim.AdamW``, or a function that makes one, also with
+                groups of the parameters that it is given.
             options: its arguments, without the parameters.
         """
         made = self._parts.set_up("optimizer", state.make_optimizer, cls, options)

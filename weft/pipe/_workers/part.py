@@ -73,8 +73,8 @@ class Part:
         #: Those of which another worker gives the state: it has the first replica.
         self.copies: set[str] = set()
         self.optimizer: torch.optim.Optimizer | None = None
-        #: The optimizer's parameters in its order; others may be frozen or freed later.
-        self.optimized: list[str] = []
+        #: The parameters of each of the optimizer's groups; some may be frozen or freed later.
+        self.optimized: list[list[str]] = []
         self.scheduler: Any = None
         #: The state that waits to be written into a checkpoint.
         self.snapshot: dict[str, Any] | None = None
