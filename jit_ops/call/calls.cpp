@@ -7,13 +7,13 @@
 #include <torch/csrc/distributed/rpc/script_call.h>
 #include <torch/csrc/distributed/rpc/torchscript_functions.h>
 #include <torch/csrc/distributed/rpc/utils.h>
-#include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
 #include <atomic>
 #include <limits>
 #include <stdexcept>
 
+#include "jit_ops/call/find_operator.h"
 #include "jit_ops/call/remote_backward_context.h"
 #include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/serve/service.h"
@@ -109,25 +109,6 @@ FuturePtr send(Call& call) {
 
 at::IValue valueOf(const Future& answered) {
   return trpc::deserializeRespToIValue(*answered.constValue().toCustomClass<trpc::Message>());
-}
-
-std::shared_ptr<torch::jit::Operator> findOperator(const Call& call) {
-  const std::string& name = call.name;
-  const auto dot = name.find('.');
-  const auto symbol = c10::Symbol::fromQualString(name.substr(0, dot));
-  for (const auto& op : torch::jit::getAllOperatorsFor(symbol)) {
-    if (dot != std::string::npos) {
-      if (op->schema().overload_name() == name.substr(dot + 1)) return op;
-      continue;
-    }
-    try {
-      bindArguments(op->schema(), call.args, call.names);
-      return op;
-    } catch (const c10::Error&) {  // this overload takes something else
-    }
-  }
-  TORCH_CHECK(false, "torch has no operator ", name, " that takes these ", call.args.size(),
-              " arguments");
 }
 
 void checkFetchable(const trpc::RRef& rref) {
@@ -269,7 +250,7 @@ void drop(const RRefPtr& rref) try { rref->tryDel(); } catch (const c10::Error& 
 FuturePtr callOperator(Call call, const c10::TypePtr& type) try {
   TORCH_CHECK(call.method == kForward && call.version == kNewest, "the operator ", call.name,
               " has no methods and no versions: leave CallOptions' method and version out");
-  const auto found = findOperator(call);
+  const auto found = findOperator(call.name, call.args, call.names);
   Values stack = bindArguments(found->schema(), std::move(call.args), call.names);
   std::string what = call.name + " at worker '" + call.worker + "'";
   if (haveForwardGradient(stack)) refuseForwardGradient(what);

@@ -15,13 +15,10 @@ namespace {
 using c10::TypeKind;
 using c10::TypePtr;
 
-// Whether an int may become a float, and both a complex number.
-enum class Numbers { kKept, kConverted };
-
 bool fit(at::IValue& value, const TypePtr& type, Numbers numbers);
 
 bool fitFloat(at::IValue& value, Numbers numbers) {
-  if (value.isInt() && numbers == Numbers::kConverted) value = static_cast<double>(value.toInt());
+  if (value.isInt() && numbers != Numbers::kKept) value = static_cast<double>(value.toInt());
   return value.isDouble();
 }
 
@@ -90,15 +87,16 @@ bool fitUnion(at::IValue& value, const c10::UnionType& type, Numbers numbers) {
   for (const TypePtr& one : types) {
     if (value.type()->isSubtypeOf(*one)) return true;
   }
-  const auto fits = [&](Numbers how) {
-    return std::any_of(types.begin(), types.end(), [&](const TypePtr& one) {
+  for (const Numbers how : {Numbers::kKept, Numbers::kReal, Numbers::kConverted}) {
+    if (how > numbers) return false;
+    for (const TypePtr& one : types) {
       at::IValue copy = value;
-      if (!fit(copy, one, how)) return false;
+      if (!fit(copy, one, how)) continue;
       value = std::move(copy);
       return true;
-    });
-  };
-  return fits(Numbers::kKept) || (numbers == Numbers::kConverted && fits(Numbers::kConverted));
+    }
+  }
+  return false;
 }
 
 // The type that all of them have; null if they differ, or there are none.
@@ -191,15 +189,16 @@ bool fit(at::IValue& value, const TypePtr& type, Numbers numbers) {
 }
 
 // As coerce(), and as torch's parser: one number stands for a list of a known size, as of int[2].
-bool fitArgument(at::IValue& value, const c10::Argument& argument) {
+bool fitArgument(at::IValue& value, const c10::Argument& argument, Numbers numbers) {
   TypePtr type = argument.type();
-  if (fit(value, type, Numbers::kConverted)) return true;
+  if (fit(value, type, numbers)) return true;
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
   const auto* const list = type->castRaw<c10::ListType>();
   if (!argument.N() || list == nullptr) return false;
   const TypePtr number = list->getElementType();
-  const bool numbers = number->kind() == TypeKind::IntType || number->kind() == TypeKind::FloatType;
-  if (!numbers || !fit(value, number, Numbers::kConverted)) return false;
+  const bool is_number =
+      number->kind() == TypeKind::IntType || number->kind() == TypeKind::FloatType;
+  if (!is_number || !fit(value, number, numbers)) return false;
   c10::List<at::IValue> out(number);
   for (int i = 0; i < *argument.N(); ++i)
     out.push_back(value);
@@ -229,7 +228,7 @@ bool coerce(at::IValue& value, const TypePtr& type) {
 
 std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
                                       std::vector<at::IValue> args,
-                                      const std::vector<std::string>& names) {
+                                      const std::vector<std::string>& names, Numbers numbers) {
   const auto& wanted = schema.arguments();
   TORCH_CHECK(names.size() <= args.size(), "more names than arguments");
   const std::size_t positional = args.size() - names.size();
@@ -257,8 +256,9 @@ std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
       out.push_back(*wanted[i].default_value());
       continue;
     }
-    TORCH_CHECK(fitArgument(*given[i], wanted[i]), schema, ": argument '", wanted[i].name(),
-                "' must be ", wanted[i].type()->annotation_str(), ", got ", described(*given[i]));
+    TORCH_CHECK(fitArgument(*given[i], wanted[i], numbers), schema, ": argument '",
+                wanted[i].name(), "' must be ", wanted[i].type()->annotation_str(), ", got ",
+                described(*given[i]));
     out.push_back(std::move(*given[i]));
   }
   return out;

@@ -13,6 +13,9 @@
 
 namespace weft::ops {
 
+// What numbers may become: nothing else; an int a float; or also both a complex number.
+enum class Numbers { kKept, kReal, kConverted };
+
 // Converts `value` in place if that loses nothing. False: it can't be a `type`. Any thread.
 bool coerce(at::IValue& value, const c10::TypePtr& type);
 
@@ -20,6 +23,7 @@ bool coerce(at::IValue& value, const c10::TypePtr& type);
 // of `args`), then defaults. Throws c10::Error that says the signature and what does not fit.
 std::vector<at::IValue> bindArguments(const c10::FunctionSchema& schema,
                                       std::vector<at::IValue> args,
-                                      const std::vector<std::string>& names);
+                                      const std::vector<std::string>& names,
+                                      Numbers numbers = Numbers::kConverted);
 
 }  // namespace weft::ops

@@ -126,6 +126,7 @@ TEST(Client, OperatorsTakeArgumentsAsInPython) {
         expect(at::equal(ask("aten::clamp", {x, 4}, {"max"}), x.clamp_max(4)), "by name");
         expect(at::equal(ask("aten::add.Tensor", {x, x, 2}, {"alpha"}), x + x * 2),
                "a keyword-only argument");
+        expect(rpcSync("server", "aten::add", {1, 2.5}).isDouble(), "no complex number");
         expectProblem("no operator aten::add that takes these 2 arguments", [&] {
           ask("aten::add", {x, 4}, {"max"});
         });

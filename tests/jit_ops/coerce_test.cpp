@@ -39,6 +39,7 @@ TEST(Fit, RealNumbersBecomeComplexOnes) {
   EXPECT_FALSE(fits(true, "complex"));
   EXPECT_FALSE(fits(c10::complex<double>(3), "float"));
   EXPECT_TRUE(fitted(1, "Union[complex, int]").isInt());
+  EXPECT_TRUE(fitted(1, "Union[complex, float]").isDouble());
 }
 
 TEST(Fit, ListsTakeTheirElementsType) {
