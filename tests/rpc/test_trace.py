@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import perfetto_engine
 import pytest
 import trace_format
-from workers import Group, Workers
+from rejoining import Static
+from waiting import wait_until
+from workers import Group, WorkerError, Workers, leave
 
 
 def double(value):
@@ -266,3 +270,84 @@ def test_torchs_profiler_shows_calls(group):
     names = group[0].call(profiled)
     assert "weft::rpc worker1.double" in names
     assert names.count("weft::rpc worker2.add") == 3
+
+
+_kept: list = []  # a worker's traces that have not ended
+
+
+def traced_until_killed(path: str) -> None:
+    import weft
+
+    _kept.append(weft.trace(path))
+    _kept[0].__enter__()
+
+
+def is_traced() -> bool:
+    from weft._observe import trace
+
+    return trace._tracing is not None
+
+
+def no_longer_traced() -> None:
+    wait_until(lambda: not is_traced(), "the trace has ended", 60)
+
+
+def test_the_trace_of_a_tracer_that_dies_ends(tmp_path):
+    with Static(3, peer_timeout=60) as members:
+        members[0].call(traced_until_killed, str(tmp_path / "trace.json"))
+        assert members[1].call(is_traced) and members[2].call(is_traced)
+        members[0].kill()
+        members[1].call(no_longer_traced)
+        members[2].call(no_longer_traced)
+        members.again(0)
+        wait_until(lambda: can_trace(members[1], str(tmp_path / "trace.json")), "all are back", 60)
+    read(tmp_path / "trace.json")
+
+
+def can_trace(member, path: str) -> bool:
+    """All have heard that the killed one is back."""
+    try:
+        member.call(traced, path)
+    except WorkerError as error:
+        if "is lost" in error.message:
+            return False
+        raise
+    return True
+
+
+def traced_until_the_group_has_ended(path: str) -> None:
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    with pytest.raises(RuntimeError), weft.trace(path):
+        rpc.shutdown()
+    assert not is_traced()
+
+
+def ends_with_the_group() -> None:
+    leave()
+    no_longer_traced()
+
+
+def test_a_trace_ends_with_the_group(tmp_path):
+    with Group(2) as members:
+        members[1].start(ends_with_the_group)
+        members[0].call(traced_until_the_group_has_ended, str(tmp_path / "trace.json"))
+        members[1].result()
+
+
+_LEFT_OPEN = """
+import threading, torch, weft
+from weft._observe import trace
+asked = threading.Thread(target=trace.begin, args=("another worker", "its process", 0))
+asked.start()
+asked.join()
+torch.ones(2) + 1
+"""
+
+
+def test_a_program_may_end_while_it_is_traced():
+    command = [sys.executable, "-c", _LEFT_OPEN]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed.rpc as rpc
 
@@ -57,11 +57,14 @@ def ask_all(question: Callable[[], State]) -> list[State]:
 
 
 def ask(
-    worker: str, question: Callable[[], Answer], timeout: float = _PATIENCE
+    worker: str,
+    question: Callable[..., Answer],
+    timeout: float = _PATIENCE,
+    args: tuple[Any, ...] = (),
 ) -> Callable[[], Answer]:
     """Asks a worker; what is returned waits for its answer, or raises why there is none."""
     try:
-        return rpc.rpc_async(worker, question, timeout=timeout).wait
+        return rpc.rpc_async(worker, question, args=args, timeout=timeout).wait
     except RuntimeError as error:
         lost = error
 

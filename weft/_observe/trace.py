@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import itertools
@@ -10,9 +11,10 @@ import os
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, supported_activities
 
@@ -22,15 +24,19 @@ from weft._observe.clocks import clock_offset
 from weft._observe.group import ask
 from weft._observe.merged_trace import RANGE, Recorded, merged, named
 from weft._observe.state import identity
+from weft._observe.threads import started
 from weft._torch import current
 
 Answer = TypeVar("Answer")
 _CALLS = 1 << 16  # that are kept while a trace is recorded
 _PATIENCE = 120.0  # seconds for a worker to send its part
 _ACTIVITIES = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
-_mutex = threading.Lock()  # guards the two below
-_profile: profile | None = None
-_since = 0  # when it began, in nanoseconds since 1970
+_LOOK = 0.5  # seconds after which it is seen that the worker that traces is lost
+_PROCESS = uuid.uuid4().hex
+_numbers = itertools.count()
+_mutex = threading.Lock()  # guards the one below
+_tracing: Tracing | None = None
+_ended = threading.Event()  # this process
 
 
 @contextlib.contextmanager
@@ -49,7 +55,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     instead, as TensorBoard's profiler plugin reads it.
 
     Any worker may record, one at a time. Outside of a group it records this process. Where the block
-    raises, nothing is written. The RPC calls of the flight record begin anew.
+    raises, nothing is written. Where this worker is lost within it, or leaves the group, the others
+    are traced no longer. The RPC calls of the flight record begin anew.
 
     Args:
         path: a file to write, in a folder that exists; or a folder.
@@ -62,16 +69,16 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"weft.trace: there is no folder {path.parent}")
     own, others = _workers()
-    begun, errors = _ask_all(own, [*others, own], begin)
-    ends = [name for name in (own, *others) if name in begun]
+    asker = Asker(own, _PROCESS, next(_numbers))
     try:
+        _, errors = _ask_all(own, [*others, own], begin, asker)
         if errors:
             raise errors[0]
         yield
     except BaseException:
-        _ask_all(own, ends, end)
+        _ask_all(own, [own, *others], end, asker)  # those that had not begun refuse
         raise
-    parts, errors = _ask_all(own, ends, end)
+    parts, errors = _ask_all(own, [own, *others], end, asker)
     if errors:
         raise errors[0]
     if path.is_dir():
@@ -97,14 +104,22 @@ def _workers() -> tuple[str, list[str]]:
 
 
 def _ask_all(
-    own: str, workers: list[str], question: Callable[[], Answer]
+    own: str, workers: list[str], question: Callable[..., Answer], asker: Asker
 ) -> tuple[dict[str, Answer], list[Exception]]:
     """What they say, and what went wrong. The others are asked at once, before or after this process,
     whose own profile then has no such calls."""
     answers: dict[str, Answer] = {}
     errors: list[Exception] = []
     for is_own, names in itertools.groupby(workers, lambda name: name == own):
-        waits = {name: question if is_own else ask(name, question, _PATIENCE) for name in names}
+        waits: dict[str, Callable[[], Answer]] = {}
+        for name in names:
+            try:
+                if is_own:
+                    answers[name] = question(*asker)
+                else:
+                    waits[name] = ask(name, question, _PATIENCE, tuple(asker))
+            except Exception as error:  # this process has left the group, for example
+                errors.append(error)
         for name, wait in waits.items():
             try:
                 answers[name] = wait()
@@ -113,34 +128,104 @@ def _ask_all(
     return answers, errors
 
 
-def begin() -> None:
-    """Profiles all threads of this process from now on."""
-    global _profile, _since
-    with _mutex:
-        if _profile is not None:
-            raise RuntimeError("weft.trace: this process is being traced already")
+class Asker(NamedTuple):
+    """Who records a trace."""
+
+    worker: str
+    process: str  # unlike that of a worker of this name that was started again
+    number: int  # of its trace
+
+    def follows(self, other: Asker) -> bool:
+        """Whether the other one's process has ended, as this one has its name."""
+        return self.worker == other.worker and self.process != other.process
+
+
+class Tracing:
+    """A profile of this process, and who has asked for it."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
+        self.since = time.time_ns()  # since 1970
+        self._agent = current.agent()
         everything = _ExperimentalConfig(profile_all_threads=True)
         activities = [one for one in supported_activities() if one in _ACTIVITIES]
-        begun = profile(activities=activities, experimental_config=everything, acc_events=True)
-        begun.start()
-        _profile, _since = begun, time.time_ns()
+        self.profile = profile(
+            activities=activities, experimental_config=everything, acc_events=True
+        )
+        self.profile.start()
+
+    def is_orphaned(self) -> bool:
+        """Whether nobody will end it: this process has left the group, or the asker has, or is lost."""
+        if self.asker.process == _PROCESS:
+            return False
+        agent = current.agent()
+        if agent is None or agent is not self._agent:
+            return True
+        names = {info.name: info.id for info in agent.get_worker_infos()}
+        return self.asker.worker not in names or agent.loss_of(names[self.asker.worker]) is not None
+
+    def end_when_orphaned(self) -> None:
+        """Looks at times until it has ended."""
+        while not _ended.wait(_LOOK):
+            with _mutex:
+                if _tracing is not self:
+                    return
+                if self.is_orphaned():
+                    _drop()
+
+
+def begin(worker: str, process: str, number: int) -> None:
+    """Profiles all threads of this process from now on."""
+    global _tracing
+    asker = Asker(worker, process, number)
+    with _mutex:
+        if _tracing is not None and (_tracing.is_orphaned() or asker.follows(_tracing.asker)):
+            _drop()
+        if _tracing is not None:
+            raise RuntimeError("weft.trace: this process is being traced already")
+        made = _tracing = Tracing(asker)
         flight.keep(_CALLS, _CALLS)
+    if process != _PROCESS:
+        watch = threading.Thread(target=made.end_when_orphaned, name="weft-trace", daemon=True)
+        started(watch, "a trace goes on when the worker that records it is lost")
 
 
-def end() -> Recorded:
+def _stop() -> Tracing:
+    """The lock is held."""
+    global _tracing
+    assert _tracing is not None
+    ended, _tracing = _tracing, None
+    ended.profile.stop()
+    return ended
+
+
+def _drop() -> None:
+    """The lock is held."""
+    _stop()
+    flight.keep_as_asked()
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """A profile that another thread has begun ends the interpreter with a segmentation fault."""
+    _ended.set()
+    with _mutex:
+        if _tracing is not None:
+            _stop()
+
+
+def end(worker: str, process: str, number: int) -> Recorded:
     """What was recorded here since then."""
-    global _profile
     asked = time.time_ns()
     with _mutex:
-        ended, _profile, since = _profile, None, _since
-    if ended is None:
-        raise RuntimeError("weft.trace: this process is not being traced")
-    ended.stop()
+        if _tracing is None or _tracing.asker != Asker(worker, process, number):
+            raise RuntimeError("weft.trace: this process is not being traced")
+        ended = _stop()
     made, served = _C._recorded_calls(stacks=False)
-    tasks = [one for one in steps.kept() if one["time_created_ns"] >= since]
+    tasks = [one for one in steps.kept() if one["time_created_ns"] >= ended.since]
     flight.keep_as_asked()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        ended.export_chrome_trace(file.name)
+        ended.profile.export_chrome_trace(file.name)
         found = json.loads(Path(file.name).read_bytes())
     found["traceEvents"] = [
         one for one in found["traceEvents"] if not _is_question(one, found, asked)
