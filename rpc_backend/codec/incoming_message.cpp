@@ -107,7 +107,7 @@ at::Tensor IncomingMessage::finishTensor(Slot& slot, bool distrusted) {
 
 MessagePtr IncomingMessage::finish(bool distrusted) {
   payload();  // copies it out of shared memory
-  TORCH_CHECK(staged_ == nullptr || *staged_ == std::byte{1},
+  TORCH_CHECK(staged_.data == nullptr || *staged_.data == std::byte{1},
               "weft: the sender could not copy a tensor of this message from its device; its "
               "log says why.");
   copyLent();

@@ -106,8 +106,8 @@ class IncomingMessage {
   std::vector<Slot> slots_;
   std::vector<DeviceTensorSpec> lent_;  // of the slots of form kDevice, in their order
   std::vector<std::byte> token_;
-  // If not null: there is 1 once the sender has copied all tensors from its devices.
-  const std::byte* staged_ = nullptr;
+  // If it has data: there is 1 once the sender has copied all tensors from its devices.
+  transport::OwnedBuffer staged_;
   std::byte whole_{0};
   std::shared_ptr<DeviceArrivals> early_;  // copies the slots that arrive; may be null
   DeviceTransfer* devices_ = nullptr;

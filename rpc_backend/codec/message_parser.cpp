@@ -134,8 +134,12 @@ Error MessageParser::readStagedByte() {
   if (next_ == sizes_.size() || sizes_[next_] != 1)
     return malformed("the byte behind copied tensors is missing");
   OwnedBuffer& buffer = buffers_[next_++];
-  if (buffer.data == nullptr) buffer = {&in_->whole_, 1, in_};
-  in_->staged_ = buffer.data;
+  if (buffer.data != nullptr) {
+    in_->staged_ = buffer;  // in shared memory, which its owner keeps
+  } else {
+    buffer = {&in_->whole_, 1, in_};
+    in_->staged_ = {&in_->whole_, 1, nullptr};
+  }
   return Error::ok();
 }
 

@@ -517,6 +517,25 @@ TEST(MessageCodec, FewBytesCannotAskForMuchByGaps) {
   EXPECT_EQ(copyForSelf(*sent)->tensors().back().stride(0), 1);
 }
 
+// The byte that says whether the tensors were copied may lie in the sender's memory.
+TEST(MessageCodec, TheByteBehindCopiedTensorsIsKept) {
+  std::vector<std::byte> header;
+  WireWriter writer(header);
+  WireHeader head;
+  head.staged = true;
+  writer.header(head);
+  auto byte = std::make_shared<std::byte>(std::byte{1});
+  const std::weak_ptr<std::byte> kept = byte;
+  std::vector<transport::OwnedBuffer> buffers(1);
+  buffers[0] = {byte.get(), 1, std::move(byte)};
+  const std::vector<std::uint64_t> sizes{1};
+  auto in = IncomingMessage::begin(header, sizes, buffers);
+  ASSERT_TRUE(in.ok()) << in.error().text();
+  buffers.clear();
+  ASSERT_FALSE(kept.expired());
+  EXPECT_NO_THROW(in.value()->finish(false));
+}
+
 TEST(MessageCodec, AControlMessageIsAHeaderOnly) {
   std::vector<std::byte> header;
   WireHeader head;
