@@ -251,6 +251,9 @@ FuturePtr callOperator(Call call, const c10::TypePtr& type) try {
   TORCH_CHECK(call.method == kForward && call.version == kNewest, "the operator ", call.name,
               " has no methods and no versions: leave CallOptions' method and version out");
   const auto found = findOperator(call.name, call.args, call.names);
+  const std::size_t results = found->schema().returns().size();
+  TORCH_CHECK(results == 1, "the operator ", found->schema(), " has ", results,
+              " results, and torch's RPC sends one: publish a function that returns a tuple");
   Values stack = bindArguments(found->schema(), std::move(call.args), call.names);
   std::string what = call.name + " at worker '" + call.worker + "'";
   if (haveForwardGradient(stack)) refuseForwardGradient(what);

@@ -130,6 +130,9 @@ TEST(Client, OperatorsTakeArgumentsAsInPython) {
         expectProblem("no operator aten::add that takes these 2 arguments", [&] {
           ask("aten::add", {x, 4}, {"max"});
         });
+        expectProblem("has 2 results, and torch's RPC sends one", [&] {
+          ask("aten::max", {x, 1});
+        });
         expectProblem("aten::sum has no methods and no versions",
                       [&] { rpcSync("server", "aten::sum", {x}, {.method = "twice"}); });
         expectProblem("aten::sum has no methods and no versions",
