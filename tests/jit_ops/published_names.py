@@ -61,6 +61,22 @@ def dtype_of(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def cast(x: Tensor, to: torch.dtype) -> Tensor:
+    return x.to(to)
+
+
+def cast_as(x: Tensor, *, kinds: list[torch.dtype]) -> Tensor:
+    return x.to(kinds[0])
+
+
+def echo(kinds: list[torch.dtype]) -> list[torch.dtype]:
+    return kinds
+
+
+def wrong_dtype(number: int) -> torch.dtype:
+    return number
+
+
 def dtypes(x: Tensor) -> dict[str, list[torch.dtype]]:
     return {"a": [x.dtype, torch.int8]}
 

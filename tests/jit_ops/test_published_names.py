@@ -17,7 +17,7 @@ def publish_all() -> None:
     for name in (
         *("positional", "by_name", "defaulted", "many", "several", "tripled"),
         *("dtype_of", "dtypes", "unannotated_dtype", "field_called_dtype", "some_bytes", "marked"),
-        *("layout_of", "scheme"),
+        *("layout_of", "scheme", "cast", "cast_as", "echo", "wrong_dtype"),
     ):
         weft.publish(name, getattr(code, name))
     weft.publish("called", code.Called())
@@ -64,6 +64,31 @@ def dtypes() -> None:
 
 def test_an_annotated_dtype_comes_back(pair):
     pair[1].call(dtypes)
+
+
+# Several of torch's names may be one dtype.
+DTYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
+
+
+def every_dtype() -> None:
+    assert ask("echo", DTYPES) == DTYPES
+    assert ask("cast", X, torch.float16).dtype is torch.float16
+
+
+def test_every_dtype_arrives_and_comes_back(pair):
+    pair[1].call(every_dtype)
+
+
+# The number of none, in this and in any later version.
+@pytest.mark.parametrize("number", [-5, -1, 127, 1 << 40])
+def test_a_number_of_no_dtype_is_refused_where_it_arrives(pair, number):
+    for name, kwargs, argument in (
+        ("cast", {"to": number}, "to"),
+        ("cast_as", {"kinds": [number]}, "kinds"),
+    ):
+        error = pair[1].fails(ask, name, X, **kwargs)
+        assert f"argument '{argument}': {number} is not the number of a dtype" in error.message
+    assert pair[1].call(ask, "wrong_dtype", number) == number
 
 
 @pytest.mark.parametrize(

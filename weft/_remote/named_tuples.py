@@ -107,11 +107,20 @@ def portable(value: Any) -> Any:
     return value
 
 
+@functools.cache
+def _dtypes() -> dict[int, torch.dtype]:
+    """By TorchScript's numbers, which it makes of dtypes that an operator takes as numbers."""
+    known = (one for one in vars(torch).values() if isinstance(one, torch.dtype))
+    return {torch.ops.aten.add.int(one, 0): one for one in known}
+
+
 def _dtype(value: Any) -> Any:
-    """TorchScript's number of a dtype as the dtype."""
-    if not isinstance(value, int):
+    """TorchScript's number of a dtype as the dtype. Peers choose it, and torch checks no number."""
+    if type(value) is not int:
         return value
-    return torch.ops.aten.empty.memory_format([0], dtype=value).dtype
+    if value not in _dtypes():
+        raise ValueError(f"{value} is not the number of a dtype")
+    return _dtypes()[value]
 
 
 def _rebuild(annotation: Any) -> Rebuild | None:
@@ -265,6 +274,13 @@ def _argument(parameter: inspect.Parameter, hint: Any) -> Rebuild | None:
     return _CONTAINERS["optional"]([made])
 
 
+def _made(name: str, made: Rebuild, value: Any) -> Any:
+    try:
+        return made(value)
+    except ValueError as error:
+        raise ValueError(f"argument '{name}': {error}") from None
+
+
 def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, called with NamedTuples where the annotations of ``annotated`` name them.
 
@@ -290,7 +306,7 @@ def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Ca
         bound = signature.bind(*args, **kwargs)
         for name, made in rebuild.items():
             if name in bound.arguments:
-                bound.arguments[name] = made(bound.arguments[name])
+                bound.arguments[name] = _made(name, made, bound.arguments[name])
         return function(*bound.args, **bound.kwargs)
 
     return restored
