@@ -452,6 +452,24 @@ def test_a_pickle_does_nothing_else(group, what):
     check_untouched(group)
 
 
+def failure(kind: str, *args: bytes) -> bytes:
+    """An exception of Python's, made of these arguments."""
+    return named(kind, "builtins") + b"(" + b"".join(args) + b"t" + REDUCE
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [ONE, failure("AttributeError", text("boom")), failure("AttributeError", failure("KeyError"))],
+    ids=["number", "text", "exception"],
+)
+def test_a_request_that_is_no_call(group, pickled):
+    """torch passes an AttributeError on in place of a request that it could not read."""
+    answer = group[0].call(send, pickled)
+    assert "the request is no call of a function, but " in answer
+    assert "boom" not in answer
+    check_untouched(group)
+
+
 def travel() -> None:
     """Values of all kinds, there and back."""
     import torch

@@ -33,15 +33,34 @@ def run_function(upstream: Function, python_udf: Any) -> Any:
     if not _C._weft_is_current():
         return upstream(python_udf)
     try:
-        # The function is not here: that is no failure of its own.
-        if isinstance(python_udf, AttributeError):
-            raise RemoteError(str(python_udf)) from python_udf.__cause__
+        if not isinstance(python_udf, internal.PythonUDF):
+            raise _no_call(python_udf)
         result = python_udf.func(*python_udf.args, **python_udf.kwargs)
     except Exception as error:
         return _failure(getattr(python_udf, "func", None), error)
     if hasattr(python_udf.func, "_wrapped_async_rpc_function"):
         return _future_of(python_udf.func, result)
     return result
+
+
+def _no_call(value: Any) -> RemoteError:
+    """What is wrong with a request that is no call. What a peer made is not formatted."""
+    if not _names_nothing_here(value):
+        return RemoteError(
+            f"the request is no call of a function, but a {type(value).__qualname__}"
+        )
+    error = RemoteError(str(value))  # the function is not here: that is no failure of its own
+    error.__cause__ = value.__cause__
+    return error
+
+
+def _names_nothing_here(value: Any) -> bool:
+    """Whether this is torch's AttributeError for a name that is not found, and not a peer's own.
+
+    Its cause was raised in this process: a pickle holds no traceback.
+    """
+    cause = value.__cause__ if isinstance(value, AttributeError) else None
+    return cause is not None and cause.__traceback__ is not None
 
 
 def _future_of(function: Any, result: Any) -> Any:
@@ -114,7 +133,7 @@ def deserialize(upstream: Function, binary_data: bytes, tensor_table: Any) -> An
         if failure is None:
             raise
         return failure
-    if isinstance(value, AttributeError):  # torch's, for a name that is not found
+    if _names_nothing_here(value):
         return _with_unknown_type(binary_data, value.__cause__) or value
     return value
 
