@@ -124,7 +124,7 @@ class Checkpoint:
                 shard.wait()
             except Exception as error:
                 failures.append((worker, error))
-        for worker, error in failures:
+        for worker, failure in failures:
             raise RuntimeError(
-                f"worker '{worker}' could not write its shard of the checkpoint {self._path}: {error}"
-            ) from error
+                f"worker '{worker}' could not write its shard of the checkpoint {self._path}: {failure}"
+            ) from failure
