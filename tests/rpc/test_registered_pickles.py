@@ -125,9 +125,13 @@ class OwnError(Exception):
     pass
 
 
+class OwnDecodeError(UnicodeDecodeError):
+    pass
+
+
 REGISTERED = (
     *(shout, same, note, Color, Empty, Access, Point, Slotted, Frozen, Stateful, Singleton, Shelf),
-    *(Pair, Names, Table, Text, Octets, OwnError),
+    *(Pair, Names, Table, Text, Octets, OwnError, OwnDecodeError),
 )
 
 
@@ -216,9 +220,9 @@ CHAIN = NONE + b"".join(
     for n in range(300)
 )
 
-# Two exceptions; the first gets the second as its context, which grows afterwards.
+# Two exceptions; the first gets the second as an attribute, which grows afterwards.
 GROWING = (named("ValueError", "builtins") + EMPTY + REDUCE + b"\x94") * 2 + (
-    b"h\x00" + state(__context__=b"h\x01") + BUILD + b"h\x01" + state(a=NONE) + BUILD
+    b"h\x00" + state(about=b"h\x01") + BUILD + b"h\x01" + state(a=NONE) + BUILD
 )
 
 
@@ -326,7 +330,7 @@ REFUSED = {
     + b"".join(
         b"\x94"
         + (POP + named("AttributeError", "builtins") + EMPTY + REDUCE)
-        + (state(obj=b"j" + n.to_bytes(4, "little")) + BUILD)
+        + (state(about=b"j" + n.to_bytes(4, "little")) + BUILD)
         for n in range(300)
     )
     + (POP + REQUEST),
@@ -457,6 +461,104 @@ def failure(kind: str, *args: bytes) -> bytes:
     return named(kind, "builtins") + b"(" + b"".join(args) + b"t" + REDUCE
 
 
+def number(value: int) -> bytes:
+    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
+
+
+def decoding(start: int, end: int) -> bytes:
+    range_ = number(start) + number(end)
+    return failure("UnicodeDecodeError", text("utf-8"), b"C\x03abc", range_, text("x"))
+
+
+# CPython would read outside of a text, write as many marks as a place says, or import a module.
+UNSOUND = {
+    "before the bytes": (decoding(-200, -199), "make a UnicodeDecodeError of these arguments"),
+    "behind the bytes": (decoding(4, 5), "make a UnicodeDecodeError of these arguments"),
+    "backwards": (decoding(2, 1), "make a UnicodeDecodeError of these arguments"),
+    "letters": (
+        failure(
+            *("UnicodeEncodeError", text("ascii"), text("abc")),
+            number(-200),
+            number(-199),
+            text("x"),
+        ),
+        "make a UnicodeEncodeError of these arguments",
+    ),
+    "translated letters": (
+        failure("UnicodeTranslateError", text("abc"), number(-200), number(-199), text("x")),
+        "make a UnicodeTranslateError of these arguments",
+    ),
+    "a start by state": (
+        decoding(0, 1) + state(start=number(-200)) + BUILD,
+        "set start of a UnicodeDecodeError",
+    ),
+    "a start by the name of a class": (
+        decoding(0, 1) + b"}" + named("Text") + text("start") + b"\x85" + NEW + ONE + b"s" + BUILD,
+        "set a Text of a UnicodeDecodeError",
+    ),
+    "marks": (
+        failure(
+            *("SyntaxError", text("m"), b"(" + text("f") + ONE + ONE + text("x")),
+            ONE + number(10_000) + b"t",
+        ),
+        "make a SyntaxError of these arguments",
+    ),
+    "marks of a TabError": (
+        failure("TabError", text("m"), b"(" + text("f") + ONE + ONE + text("x") + b"t"),
+        "make a TabError of these arguments",
+    ),
+    "marks by state": (
+        failure("SyntaxError", text("m")) + state(end_offset=number(10_000)) + BUILD,
+        "set end_offset of a SyntaxError",
+    ),
+    "a module": (
+        failure("ImportError", text("m")) + state(name=text("os"), name_from=text("x")) + BUILD,
+        "name_from",
+    ),
+    "a cause": (
+        failure("ValueError") + state(__cause__=failure("ValueError")) + BUILD,
+        "set __cause__ of a ValueError",
+    ),
+    "a context": (
+        failure("ValueError") + state(__context__=failure("ValueError")) + BUILD,
+        "set __context__ of a ValueError",
+    ),
+    "many arguments": (
+        failure("ValueError") + state(args=failure("range", number(1000))) + BUILD,
+        "set args of a ValueError",
+    ),
+    "a registered class": (
+        named("OwnDecodeError")
+        + b"("
+        + text("utf-8")
+        + b"C\x03abc"
+        + number(-200)
+        + number(-199)
+        + text("x")
+        + b"t"
+        + REDUCE,
+        "make a OwnDecodeError of these arguments",
+    ),
+    "a group": (
+        failure("ExceptionGroup", text("m"), b"](" + failure("ValueError") + b"e"),
+        "make a ExceptionGroup of these arguments",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_an_exception_that_python_does_not_format_safely(group, what):
+    if what == "a group" and sys.version_info < (3, 11):
+        pytest.skip("Python has no groups of exceptions")
+    pickled, says = UNSOUND[what]
+    answer = group[0].call(send, request(named("same"), pickled + b"\x85"))
+    if what == "a module" and sys.version_info < (3, 12):
+        assert "Error" in answer
+    else:
+        assert f"the request policy here is 'registered', and a pickle may not {says}" in answer
+    check_untouched(group)
+
+
 @pytest.mark.parametrize(
     "pickled",
     [ONE, failure("AttributeError", text("boom")), failure("AttributeError", failure("KeyError"))],
@@ -538,6 +640,20 @@ def travel() -> None:
     assert type(back) is OwnError and back.args == error.args and back.detail == error.detail
     back = rpc.rpc_sync("worker1", same, args=(KeyError("key"),), timeout=20)
     assert type(back) is KeyError and back.args == ("key",)
+    for error in (
+        UnicodeDecodeError("utf-8", b"abc", 1, 2, "x"),
+        UnicodeEncodeError("ascii", "abc", 3, 3, "x"),
+        OwnDecodeError("utf-8", b"", 0, 0, "x"),
+        SyntaxError("text"),
+        ImportError("text", name="a", path="b"),
+        AttributeError("text", name="a", obj=5),
+        OSError(2, "text", "file"),
+        StopIteration(5),
+    ):
+        error.about, error.__notes__ = "attribute", ["note"]
+        back = rpc.rpc_sync("worker1", same, args=(error,), timeout=20)
+        assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
+        assert getattr(back, "path", None) == getattr(error, "path", None)
     ring: list = []
     ring.append((ring,))
     back = rpc.rpc_sync("worker1", same, args=(ring,), timeout=20)

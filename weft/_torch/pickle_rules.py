@@ -5,10 +5,11 @@ Each check raises UnpicklingError. None runs code of the pickle's values.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import enum
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ _MAX_TYPE_NAME = 1 << 12  # letters in the type of an RRef, which torch parses b
 _MAX_BITS = 1 << 12  # of a number that is calculated with: CPython divides in quadratic time
 
 SIZED = (tuple, list, dict, set, frozenset, bytes, bytearray)
+
+# CPython's C code, and its module traceback, believe what an exception says of itself. These have a start
+# and an end within a text.
+_WITH_A_RANGE = (
+    (UnicodeDecodeError, bytes),
+    (UnicodeEncodeError, str),
+    (UnicodeTranslateError, str),
+)
+# Formatted and freed with what they hold, as often as it is there. Python 3.10 has none.
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+# The attributes of Python's exceptions that CPython itself writes into a pickle's state.
+_STATE = {"args": (tuple,), "name": (str, type(None)), "path": (str, type(None))}
 
 _PICKLER = internal._InternalRPCPickler
 # The methods that torch's pickles reach with getattr through their class. They are kept, so that each
@@ -140,6 +153,38 @@ def check_call(function: Any, args: Any) -> None:
         raise refused(
             f"and a pickle may call only registered classes, not {name_of(function)} with these arguments"
         )
+
+
+def check_exception(made: BaseException) -> None:
+    """Raises unless CPython can format this exception safely, which a call has just made."""
+    for kind, of in _WITH_A_RANGE:
+        if isinstance(made, kind):
+            text, start, end = (
+                vars(kind)[name].__get__(made) for name in ("object", "start", "end")
+            )
+            # str() reads the text at the start, wherever that is.
+            sound = type(text) is of and 0 <= start <= end <= len(text)
+            break
+    else:
+        # A SyntaxError marks its place with as many characters as it says.
+        placed = (
+            isinstance(made, SyntaxError) and len(vars(BaseException)["args"].__get__(made)) > 1
+        )
+        sound = not placed and not isinstance(made, _GROUP)
+    if not sound:
+        kind = type(made)
+        raise refused(f"and a pickle may not make a {kind.__qualname__} of these arguments")
+
+
+def check_exception_state(made: BaseException, items: Iterable[tuple[Any, Any]]) -> None:
+    """Raises if a state would set what CPython's own code believes, or a cause."""
+    kinds = [kind for kind in type(made).__mro__ if vars(builtins).get(kind.__name__) is kind]
+    for name, value in items:
+        if type(name) is not str or (
+            any(name in vars(kind) for kind in kinds) and type(value) not in _STATE.get(name, ())
+        ):
+            named = name if type(name) is str else name_of(name)
+            raise refused(f"and a pickle may not set {named} of a {type(made).__qualname__}")
 
 
 def is_fresh(made: Any, cls: Any) -> bool:

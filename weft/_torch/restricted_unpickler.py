@@ -26,6 +26,8 @@ from weft._torch.pickle_limits import PickleLimits
 from weft._torch.pickle_rules import (
     SIZED,
     check_call,
+    check_exception,
+    check_exception_state,
     check_maker,
     check_member,
     check_request,
@@ -171,6 +173,8 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _push_made(self, value: Any, maker: Any, parts: tuple[Any, ...]) -> None:
         """Pushes what a call of ``maker`` with ``parts`` has returned."""
+        if isinstance(value, BaseException):
+            check_exception(value)
         if is_fresh(value, maker):
             self._fresh[id(value)] = value
         elif type(value) in (list, dict, set):
@@ -194,6 +198,8 @@ class RestrictedUnpickler(pickle._Unpickler):
             if isinstance(one, dict):  # an OrderedDict, or of a registered class, as well
                 if any(dict.__contains__(one, name) for name in ("__class__", "__dict__")):
                     raise refused("and a state may not replace the class or all attributes")
+                if isinstance(made, BaseException):
+                    check_exception_state(made, dict.items(one))
                 parts += dict.values(one)
         self._limits.count_copies(states)
         self._check_depth(made, parts)
