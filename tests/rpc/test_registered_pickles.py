@@ -33,6 +33,10 @@ def note(value=None):
     return value
 
 
+def throw(error):
+    raise error
+
+
 class Color(enum.Enum):
     RED = 1
 
@@ -130,7 +134,21 @@ class OwnDecodeError(UnicodeDecodeError):
 
 
 REGISTERED = (
-    *(shout, same, note, Color, Empty, Access, Point, Slotted, Frozen, Stateful, Singleton, Shelf),
+    *(
+        shout,
+        same,
+        note,
+        throw,
+        Color,
+        Empty,
+        Access,
+        Point,
+        Slotted,
+        Frozen,
+        Stateful,
+        Singleton,
+        Shelf,
+    ),
     *(Pair, Names, Table, Text, Octets, OwnError, OwnDecodeError),
 )
 
@@ -390,8 +408,8 @@ def send(pickled: bytes) -> str:
         return repr(
             api._invoke_rpc_python_udf(worker, b"\x80\x04" + pickled + b".", [], 20.0, False).wait()
         )
-    except RuntimeError as error:
-        return f"RuntimeError: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def call(function, *args) -> str:
@@ -557,6 +575,54 @@ def test_an_exception_that_python_does_not_format_safely(group, what):
     else:
         assert f"the request policy here is 'registered', and a pickle may not {says}" in answer
     check_untouched(group)
+
+
+def doubled(first: bytes, opening: bytes, closing: bytes, between: bytes = b"") -> bytes:
+    """What holds another one twice, and so on."""
+    made, levels = first + b"\x94" + POP, 18
+    for level in range(levels):
+        last = b"j" + level.to_bytes(4, "little")
+        made += opening + between.join([last, last]) + closing + b"\x94" + POP
+    return made + b"j" + levels.to_bytes(4, "little")
+
+
+NESTED = doubled(b"]", b"](", b"e")
+LETTERS = text("x" * 1000) + b"\x94" + POP + b"](" + GET * 1000 + b"e"
+LONG = {
+    "lists": failure("AttributeError", NESTED),
+    "tuples": failure("ValueError", doubled(EMPTY, b"(", b"t")),
+    "dicts": failure(
+        "ValueError",
+        doubled(b"}", b"}(" + ONE, b"u", b"K\x02"),
+    ),
+    "slices": failure(
+        "ValueError", doubled(NONE, named("slice", "builtins") + b"(", b"t" + REDUCE)
+    ),
+    "exceptions": doubled(
+        failure("ValueError"), named("ValueError", "builtins") + b"(", b"t" + REDUCE
+    ),
+    "letters": failure("ValueError", LETTERS),
+    "numbers": failure("ValueError", large(4000) + b"\x94" + POP + b"](" + GET * 1000 + b"e"),
+    "a file's name": failure("OSError", ONE, text("text"), NESTED),
+    "notes": failure("ValueError") + state(__notes__=NESTED) + BUILD,
+    "arguments by state": failure("ValueError") + state(args=NESTED + b"\x85") + BUILD,
+    "a registered class": named("OwnError") + NESTED + b"\x85" + REDUCE,
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_a_text_that_would_be_far_longer_than_the_pickle(group, what):
+    """Weft itself makes the text of what a registered function raises."""
+    answer = group[0].call(send, request(named("throw"), LONG[what] + b"\x85"))
+    assert "the request policy here is 'registered', and its exceptions would show their" in answer
+    check_untouched(group)
+
+
+def test_an_exception_that_a_registered_function_raises(group):
+    pickled = failure("ValueError", text("boom"), b"](" + ONE * 1000 + b"e")
+    assert "ValueError: ('boom', [1, 1" in group[0].call(
+        send, request(named("throw"), pickled + b"\x85")
+    )
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         """The value that the pickle makes."""
         try:
             value = super().load()
+            self._limits.check_shown()
             check_request(value)
         except Exception as error:
             # torch would keep the tensors of a message that failed until this thread reads another one.
@@ -175,6 +176,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         """Pushes what a call of ``maker`` with ``parts`` has returned."""
         if isinstance(value, BaseException):
             check_exception(value)
+            self._limits.note_shown(value, parts)
         if is_fresh(value, maker):
             self._fresh[id(value)] = value
         elif type(value) in (list, dict, set):
@@ -203,6 +205,8 @@ class RestrictedUnpickler(pickle._Unpickler):
                 parts += dict.values(one)
         self._limits.count_copies(states)
         self._check_depth(made, parts)
+        if isinstance(made, BaseException):
+            self._limits.note_shown(made, parts[1 + len(states) :])  # the attributes
         super().load_build()
 
     def _check_container(self, value: Any, exact: type, kind: Any) -> None:
