@@ -14,8 +14,11 @@ import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from weft._observe.answers import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 State = dict[str, Any]
 
@@ -63,9 +66,10 @@ class View:
         for one in states:
             if one["error"]:
                 blanks = [""] * (len(_COLUMNS) - 3)
-                table.add_row(str(one["rank"]), one["name"], *blanks, f"[red]{one['error']}[/red]")
+                cells = [str(one["rank"]), one["name"], *blanks]
+                table.add_row(*map(_cell, cells), _cell(one["error"], "red"))
             else:
-                table.add_row(*self._row(one))
+                table.add_row(*map(_cell, self._row(one)))
         return table
 
     def _row(self, one: State) -> list[str]:
@@ -103,6 +107,13 @@ _COLUMNS = {
     "collectives": "right",
     _LAST: "left",
 }
+
+
+def _cell(text: str, style: str = "") -> Text:
+    """In one line, and not read as rich's markup: workers choose their texts."""
+    from rich.text import Text
+
+    return Text(printable(text).replace("\n", "\\n"), style)
 
 
 def _wait(one: dict[str, Any]) -> str:
@@ -190,7 +201,9 @@ def show_json(given: argparse.Namespace) -> None:
 def show_stacks(given: argparse.Namespace) -> None:
     """Once: the text is long."""
     for one in fetch(given.places, "stacks"):
-        print(f"== {one['name']} (rank {one['rank']})\n{one['error'] or one['stacks']}")
+        # Indented, so that no line of a worker's looks like the first line of another one.
+        said = printable(one["error"] or one["stacks"]).replace("\n", "\n    ")
+        print(f"== {printable(one['name'])} (rank {one['rank']})\n    {said}")
 
 
 def show_table(given: argparse.Namespace) -> None:

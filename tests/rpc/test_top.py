@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 from ports import free_port
@@ -67,7 +68,7 @@ def look(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "COLUMNS": "160"},
+        env={**os.environ, "COLUMNS": "240"},
     )
 
 
@@ -128,6 +129,90 @@ def test_a_worker_that_does_not_answer_is_shown_as_such(group):
     assert (first["error"], third["error"]) == ("", "")
     assert second["error"] == "does not answer within 1 s"
     assert seen(place)[1]["error"] == ""
+    group.shutdown()
+
+
+def garbled(own: dict, kind: str) -> object:
+    """What a worker says in place of its own state."""
+    wait = {"kind": "call", "what": "x", "whom": "x", "seconds": 1.0, "timeout": 0.0, "number": 0}
+    return {
+        "none": None,
+        "too little": {"name": "worker2", "rank": "x", "error": ""},
+        "an object": {**own, "waits": [{**wait, "ranks": {1}}]},
+        "a text": {**own, "metrics": {**own["metrics"], "counters": {"calls_sent": "x"}}},
+        "a large number": {**own, "pid": 10**5000},
+        "no number": {**own, "metrics": {**own["metrics"], "oldest_call": float("nan")}},
+    }[kind]
+
+
+EVIL = "[/nope] \x1b]0;x\x07\x1b[2J\r\u202e\n== worker2 (rank 2)\n"
+EVIL_SHOWN = r"[/nope] \x1b]0;x\x07\x1b[2J\r"
+_own: dict = {}
+
+
+def forged(own: dict) -> dict:
+    return {**own, "name": "worker2", "rank": 2, "error": EVIL, "host": EVIL, "stacks": EVIL}
+
+
+def failed(own: dict) -> object:
+    """What torch sends for an exception, whose text is then the whole error."""
+    from torch.distributed.rpc.internal import RemoteException
+
+    return RemoteException(EVIL, RuntimeError)
+
+
+def answer_with(make, *args: object) -> None:
+    """From here on this worker answers so, also to workers that look for a hang."""
+    from weft._observe import doing, state
+
+    if not _own:
+        _own.update({**state.stacks(), **state.state()})
+    state.state = state.stacks = doing.doing = lambda: make(_own, *args)
+
+
+def hang_line() -> str:
+    """What the line says of worker1 that reports a call to it."""
+    from weft._observe import hangs
+    from weft._observe.waits import Waiting
+
+    return hangs._answers(Waiting("call", "python", "worker1", 1.0, 0.0))
+
+
+def served(place: str, page: str) -> list[dict]:
+    with urllib.request.urlopen(f"http://{place}/{page}", timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_a_worker_that_answers_badly_is_one_bad_row(group):
+    place = group[2].call(address)
+    bad = "answers in another form than Weft's here: "
+    for kind in ("too little", "an object", "a text", "a large number", "no number", "none"):
+        group[1].call(answer_with, garbled, kind)
+        first, second, third = served(place, "group")
+        assert (first["error"], third["error"]) == ("", ""), kind
+        assert (second["name"], second["rank"]) == ("worker1", 1), kind
+        assert second["error"].startswith(bad), kind
+    assert [one["error"][: len(bad)] for one in served(place, "stacks")] == ["", bad, ""]
+    assert group[2].call(all_stacks)["worker1"].startswith(bad)
+    assert bad in group[2].call(hang_line)
+    table = look(place, "--once")
+    assert (table.returncode, table.stdout.count("answers in another form")) == (0, 1)
+    group.shutdown()
+
+
+def test_what_a_worker_says_forges_and_garbles_nothing(group):
+    place = group[2].call(address)
+    for make in (forged, failed):
+        group[1].call(answer_with, make)
+        for page, option in (("group", "--once"), ("stacks", "--stacks")):
+            rows = [(one["name"], one["rank"]) for one in served(place, page)]
+            assert rows == [("worker0", 0), ("worker1", 1), ("worker2", 2)]
+            shown = look(place, option)
+            assert (shown.returncode, shown.stderr) == (0, "")
+            assert EVIL_SHOWN in shown.stdout
+            assert all(one.isprintable() or one == "\n" for one in shown.stdout)
+        assert shown.stdout.count("\n== worker2 (rank 2)\n") == 1
+        assert EVIL_SHOWN in group[0].call(all_stacks)["worker1"]
     group.shutdown()
 
 

@@ -8,12 +8,20 @@ from typing import Any, TypeVar
 import torch.distributed.rpc as rpc
 
 from weft._observe import held_gil, state
+from weft._observe.answers import checked, printable
+from weft._observe.metrics import Metrics
 from weft._observe.state import State
+from weft._observe.waits import Waiting
 from weft._torch import current
 
 _PATIENCE = 1.0  # seconds for a worker to answer
 SILENT = f"does not answer within {_PATIENCE:g} s"
 Answer = TypeVar("Answer")
+# By question, what a worker answers besides its name and rank, which the group knows.
+_SHAPES: dict[Callable[[], State], dict[str, Any]] = {
+    state.state: {"host": str, "pid": int, "waits": list[Waiting], "metrics": Metrics},
+    state.stacks: {"host": str, "pid": int, "stacks": str},
+}
 _TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
 
 
@@ -40,19 +48,19 @@ def all_stacks() -> list[State]:
     waits = [(one, held_gil.ask(one["name"])) for one in silent]
     for one, wait in waits:
         if text := wait():
-            one.update(error="", stacks=text)
+            one.update(error="", stacks=printable(text))
     return answers
 
 
 def ask_all(question: Callable[[], State]) -> list[State]:
-    """By rank. Of a worker that does not answer in a second: its name, rank and an error."""
+    """By rank. Of a worker that gives no such answer in a second: its name, rank and an error."""
     own = question()
     agent = current.agent()
     if agent is None:
         return [own]
     others = [info for info in agent.get_worker_infos() if info.id != own["rank"]]
     waits = [(info, ask(info.name, question)) for info in others]
-    answers = [_answer(info, wait) for info, wait in waits]
+    answers = [_answer(info, wait, _SHAPES[question]) for info, wait in waits]
     return sorted([own, *answers], key=lambda one: one["rank"])
 
 
@@ -80,8 +88,9 @@ def why_silent(error: Exception) -> str:
     return SILENT if text.startswith(_TIMED_OUT) else text
 
 
-def _answer(info: rpc.WorkerInfo, wait: Callable[[], State]) -> State:
+def _answer(info: rpc.WorkerInfo, wait: Callable[[], State], shape: dict[str, Any]) -> State:
+    who = {"name": info.name, "rank": info.id}
     try:
-        return wait()
+        return {**who, **checked(wait(), shape), "error": ""}
     except Exception as error:
-        return {"name": info.name, "rank": info.id, "error": why_silent(error)}
+        return {**who, "error": printable(why_silent(error))}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from weft import _C
 from weft._observe import held_gil
+from weft._observe.answers import checked
 from weft._observe.doing import doing
 from weft._observe.group import SILENT, ask, why_silent
 from weft._observe.questions import Questions
@@ -134,6 +135,6 @@ def _answers(one: Waiting) -> str:
 
 def _text(wait: Callable[[], str]) -> str:
     try:
-        return wait()
+        return checked(wait(), str)
     except Exception as error:
         return why_silent(error)
