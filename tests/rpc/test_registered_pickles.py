@@ -50,6 +50,14 @@ class Access(enum.Flag):
     WRITE = 2
 
 
+class Rights(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+Wide = enum.IntFlag("Wide", {f"BIT{n}": 1 << n for n in range(20)}, module=__name__)
+
+
 @dataclasses.dataclass
 class Point:
     x: int = 0
@@ -142,14 +150,14 @@ REGISTERED = (
         Color,
         Empty,
         Access,
+        Rights,
+        Wide,
         Point,
         Slotted,
         Frozen,
         Stateful,
-        Singleton,
-        Shelf,
     ),
-    *(Pair, Names, Table, Text, Octets, OwnError, OwnDecodeError),
+    *(Singleton, Shelf, Pair, Names, Table, Text, Octets, OwnError, OwnDecodeError),
 )
 
 
@@ -688,6 +696,7 @@ def travel() -> None:
         *(
             Color.RED,
             Access.READ | Access.WRITE,
+            Rights.READ | Rights.WRITE,
             Text("text"),
             Octets(b"bytes"),
             Point(1, [2]),
@@ -734,6 +743,34 @@ def travel() -> None:
     assert torch.equal(
         rpc.rpc_sync("worker1", same, args=(rref,), timeout=20).to_here(), torch.ones(2)
     )
+
+
+def kept_members() -> list[int]:
+    """How many members the classes keep: Python keeps each combination that it has made."""
+    return [len(one._value2member_map_) for one in (Access, Rights, Wide)]
+
+
+@pytest.mark.parametrize("flag", ["Access", "Rights"])
+@pytest.mark.parametrize("value", [4, 7, 1 << 30, -9])
+def test_a_flag_of_unknown_bits(group, flag, value):
+    before = group[1].call(kept_members)
+    made = named(flag) + number(value) + b"\x85" + REDUCE
+    assert f"and {flag} has no such member" in group[0].call(
+        send, request(named("same"), made + b"\x85")
+    )
+    assert group[1].call(kept_members) == before
+
+
+def test_more_combinations_of_flags_than_are_kept(group):
+    one = named("Wide") + b"\x94" + POP
+    made = (
+        one + b"](" + b"".join(GET + number(3 * n) + b"\x85" + REDUCE for n in range(5000)) + b"e"
+    )
+    answer = group[0].call(send, request(named("same"), made + b"\x85"))
+    assert "and Wide has 4096 members and combinations already" in answer
+    assert group[1].call(kept_members)[2] == 4096
+    again = named("Wide") + number(3) + b"\x85" + REDUCE
+    assert "3" in group[0].call(send, request(named("same"), again + b"\x85"))
 
 
 def test_values_travel(group):

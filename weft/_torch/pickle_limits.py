@@ -89,12 +89,17 @@ def _shown_by(value: Any) -> tuple[int, Sequence[Any]]:
     """Letters, bytes or digits of a value, and what else is in its repr. No code of the value runs."""
     if isinstance(value, int):
         return int.bit_length(value) // 3, ()
-    for kind in (str, bytes, bytearray):
-        if isinstance(value, kind):
-            return kind.__len__(value), ()
+    if kind := _kind_of(value, (str, bytes, bytearray)):
+        return kind.__len__(value), ()
     if isinstance(value, dict):
         return 0, (*dict.keys(value), *dict.values(value))
     if isinstance(value, (slice, range)):
         return 0, (value.start, value.stop, value.step)
-    found = next((kind for kind in (tuple, list, set, frozenset) if isinstance(value, kind)), None)
-    return 0, () if found is None else (*found.__iter__(value),)
+    if kind := _kind_of(value, (tuple, list, set, frozenset)):
+        return 0, (*kind.__iter__(value),)
+    return 0, ()
+
+
+def _kind_of(value: Any, kinds: tuple[type, ...]) -> Any:
+    """The one of these classes that the value is of, which may have replaced its methods; or None."""
+    return next((kind for kind in kinds if isinstance(value, kind)), None)

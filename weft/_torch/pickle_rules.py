@@ -8,6 +8,8 @@ from __future__ import annotations
 import builtins
 import collections
 import enum
+import functools
+import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +22,7 @@ from weft._torch.request_policy import is_registered, refused
 
 _MAX_TYPE_NAME = 1 << 12  # letters in the type of an RRef, which torch parses by recursion
 _MAX_BITS = 1 << 12  # of a number that is calculated with: CPython divides in quadratic time
+_MAX_MEMBERS = 1 << 12  # of a class of flags, with the combinations of them that it keeps
 
 SIZED = (tuple, list, dict, set, frozenset, bytes, bytearray)
 
@@ -131,13 +134,22 @@ def check_maker(cls: type, args: tuple[Any, ...]) -> None:
 def check_member(cls: type[enum.Enum], args: tuple[Any, ...]) -> None:
     """Raises unless the argument is a value of the enum.
 
-    Otherwise Enum would make the argument's repr for its error, or a new class of several arguments.
+    Otherwise Enum would make the argument's repr for its error, or a new class of several arguments. It
+    keeps each combination of flags that it makes.
     """
-    one = args[0] if len(args) == 1 else None
-    combined = issubclass(cls, enum.Flag) and type(one) is int and _is_small(one)
-    known = len(args) == 1 and (combined or one in cls._value2member_map_)
-    if not known:
+    members = cls._value2member_map_
+    if len(args) == 1 and args[0] in members:
+        return
+    if not (issubclass(cls, enum.Flag) and len(args) == 1 and _is_combination(cls, args[0])):
         raise refused(f"and {name_of(cls)} has no such member")
+    if len(members) >= _MAX_MEMBERS:
+        raise refused(f"and {name_of(cls)} has {_MAX_MEMBERS} members and combinations already")
+
+
+def _is_combination(cls: type[enum.Flag], value: Any) -> bool:
+    """Whether the number has only bits of members."""
+    bits = functools.reduce(operator.or_, (one.value for one in cls.__members__.values()), 0)
+    return type(value) is int and not value & ~bits
 
 
 def check_call(function: Any, args: Any) -> None:
@@ -172,8 +184,8 @@ def check_exception(made: BaseException) -> None:
         )
         sound = not placed and not isinstance(made, _GROUP)
     if not sound:
-        kind = type(made)
-        raise refused(f"and a pickle may not make a {kind.__qualname__} of these arguments")
+        name = type(made).__qualname__
+        raise refused(f"and a pickle may not make a {name} of these arguments")
 
 
 def check_exception_state(made: BaseException, items: Iterable[tuple[Any, Any]]) -> None:
