@@ -1,5 +1,6 @@
 #include "rpc_backend/options/request_policy.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <c10/util/Exception.h>
 
@@ -49,6 +50,31 @@ std::optional<std::string> faultIn(const Innermost& message) {
     return std::nullopt;
   const std::string_view text(message.payload.data(), message.payload.size());
   return text.starts_with("\x80\x02") ? faultOf(message.payload) : std::nullopt;
+}
+
+// Reads others' gradients, or reads and sets the random generator, which the schema does not tell.
+constexpr std::array kUsesState{"aten::get_gradients", "aten::initial_seed", "aten::seed"};
+
+bool isWaitedFor(const c10::Argument& argument) {
+  const c10::TypeKind kind = argument.type()->kind();
+  return kind == c10::TypeKind::RRefType || kind == c10::TypeKind::FutureType ||
+         kind == c10::TypeKind::AwaitType;
+}
+
+bool isOfTensors(const c10::Argument& argument) {
+  return argument.type()->annotation_str().find("Tensor") != std::string::npos;
+}
+
+// Whether the operator makes its results of its arguments, or changes those: it neither waits,
+// prints, seeds nor runs a backward. Most that do are of TorchScript's interpreter alone, and have
+// no result.
+bool computes(const c10::FunctionSchema& schema) {
+  if (std::ranges::count(kUsesState, schema.name()) > 0) return false;
+  const auto& arguments = schema.arguments();
+  if (std::ranges::any_of(arguments, isWaitedFor)) return false;
+  if (!schema.returns().empty()) return true;
+  return c10::Dispatcher::singleton().findOp(schema.operator_name()).has_value() &&
+         std::ranges::any_of(arguments, isOfTensors);
 }
 
 std::string thePolicyHere(RequestPolicy policy) {
@@ -107,6 +133,7 @@ std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSche
     return name + " takes the number of its arguments from its caller, and " +
            thePolicyHere(policy);
   }
+  if (!computes(schema)) return name + " does more than compute, and " + thePolicyHere(policy);
   for (const c10::Argument& argument : schema.arguments()) {
     if (argument.type()->kind() != c10::TypeKind::StringType) continue;
     if (argument.name().find("file") == std::string::npos) continue;

@@ -46,8 +46,8 @@ std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload);
 
 // Why a peer must not run this built-in operator, as one sentence; nothing when it may. Under kAny
-// it may run all, else those of PyTorch's own namespace `aten` that do not read or write files, and
-// whose number of arguments is known.
+// it may run all, else those of PyTorch's own namespace `aten` that do nothing but compute, do not
+// read or write files, and whose number of arguments is known.
 // torch sends no others, but a hostile peer could name any operator that this process has loaded.
 std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema);
 

@@ -264,6 +264,35 @@ def test_operators_that_reach_files(tmp_path, policy, way):
         group.shutdown()
 
 
+def call_odd_operators() -> list[str]:
+    """What they say that wait, seed, print, and read what a distributed backward left."""
+    import torch.distributed.rpc as rpc
+    from torch.distributed.rpc import PyRRef, _invoke_rpc_builtin
+
+    to = rpc.get_worker_info("worker1")
+    # owner and creator, its number there, the same of the fork, the parent, the type
+    never_made = PyRRef._deserialize((1, 0, 10_000_000, 0, 20_000_000, 0, "Tensor"))
+    texts = []
+    for name, argument in (
+        ("aten::to_here", never_made),
+        ("aten::manual_seed", 1),
+        ("aten::_print", "\x1b[2J"),
+        ("aten::get_gradients", 1 << 48),
+    ):
+        with pytest.raises(RuntimeError) as error:
+            _invoke_rpc_builtin(to, name, 20.0, argument).wait()
+        texts.append(str(error.value))
+    return texts
+
+
+@pytest.mark.parametrize("policy", ["registered", "script"])
+def test_operators_that_do_more_than_compute(policy):
+    with Group(2, per_rank=[{}, {"request_policy": policy}]) as group:
+        for text in group[0].call(call_odd_operators):
+            assert f'does more than compute, and the request policy here is "{policy}"' in text
+        # No shutdown, which would wait for word of the RRef that was never made.
+
+
 def test_script_refuses_an_answer_that_is_python(tmp_path):
     """worker0 serves scripts only, and asks worker1 for Python: its answer is not unpickled."""
     with Group(2, per_rank=[{"request_policy": "script"}, {}]) as group:
