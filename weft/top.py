@@ -14,7 +14,7 @@ import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from weft._observe.answers import printable
+from weft._torch.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -346,6 +346,32 @@ def test_frames_of_cpp_come_where_torch_is_asked_for_them(asked):
     assert ("most recent call first" in ran.stdout) == (asked == "1"), ran.stderr
 
 
+def says(text: str):
+    raise ValueError(text)
+
+
+def register(function) -> None:
+    import weft
+
+    weft.register_function(function)
+
+
+@pytest.mark.parametrize("policy", ["any", "registered"])
+def test_a_peer_writes_no_lines_of_its_own_to_the_output(policy):
+    forged = "[W1128 07:01:06.381 log.cpp:92] weft: worker 'worker7' (rank 7) is lost"
+    text = f"\x1b[2J\x1b]0;title\x07\x9b31m\r{forged}\n{forged}: ü"
+    with Group(2, rpc_timeout=30, per_rank=[{}, {"request_policy": policy}]) as group:
+        group[1].call(register, says)
+        assert text in group[0].call(caught, "sync", says, text)[1]
+        output = group[1].output()
+        assert f"\\x1b[2J\\x1b]0;title\\x07\\x9b31m\\r{forged}\n    {forged}: ü\n" in output
+        assert not set(output) & {"\x1b", "\x07", "\x9b", "\r"}
+        assert not [line for line in output.splitlines() if line.startswith(forged)]
+        lines = output.partition("On WorkerInfo(id=1, name=worker1):\n")[2].splitlines()
+        assert lines[0].startswith("    ") and lines[0].endswith("says raised ValueError")
+        group.shutdown()
+
+
 def test_under_the_registered_policy_an_unknown_type_is_a_remote_error():
     with Group(2, rpc_timeout=30, per_rank=[{"request_policy": "registered"}, {}]) as group:
         kinds, text = group[0].call(caught, "sync", two_arguments)

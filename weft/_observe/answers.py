@@ -7,6 +7,8 @@ import functools
 import typing
 from typing import Any
 
+from weft._torch.printable import printable
+
 _LARGEST = 1 << 64  # a number: longer ones are no figures, and Python cannot write all of them
 
 
@@ -53,12 +55,3 @@ def _check(fits: bool, place: str, kind: str) -> None:
             f"answers in another form than Weft's here: '{place}' is no {kind}; see that it runs "
             "the same version of Weft"
         )
-
-
-def printable(text: str) -> str:
-    """The text, with escapes for what may control a terminal; ends of lines stay."""
-    return "".join(one if one.isprintable() or one == "\n" else _escape(one) for one in text)
-
-
-def _escape(one: str) -> str:
-    return one.encode("unicode_escape").decode()

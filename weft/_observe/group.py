@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import torch.distributed.rpc as rpc
 
 from weft._observe import held_gil, state
-from weft._observe.answers import checked, printable
+from weft._observe.answers import checked
 from weft._observe.metrics import Metrics
 from weft._observe.state import State
 from weft._observe.waits import Waiting
 from weft._torch import current
+from weft._torch.printable import printable
 
 _PATIENCE = 1.0  # seconds for a worker to answer
 SILENT = f"does not answer within {_PATIENCE:g} s"

@@ -18,6 +18,7 @@ from torch.distributed.rpc import api, internal
 from weft import _C
 from weft._torch.patches.patch import Function, patch
 from weft._torch.patches.unpickler import unpickler_class
+from weft._torch.printable import printable
 from weft.errors import RemoteError
 
 _WITHOUT = "What a remote function raises over Weft has torch's text, which escapes letters."
@@ -96,7 +97,8 @@ def _failure(function: Any, error: Exception) -> internal.RemoteException:
     place = api._get_current_rpc_agent().get_worker_info()
     own = error.__traceback__ and error.__traceback__.tb_next
     text = f"On {place}:\n{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}"
-    print(text, file=sys.stderr)
+    # What a peer has in it looks neither like a line of the log nor controls the terminal.
+    print(printable(text).replace("\n", "\n    "), file=sys.stderr)
     return internal.RemoteException(text, kind if _can_be_sent(kind) else RemoteError)
 
 
