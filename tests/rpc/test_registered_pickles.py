@@ -745,6 +745,23 @@ def travel() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        named("\x1b[2J\n[W1128 forged]"),
+        failure("ValueError") + state(**{"\x1b[2J\n[W1128 forged]": ONE}) + BUILD + ONE + b"b",
+        ONE + state(a=named("note", "\x1b[2J\n[W1128 forged]")),
+    ],
+    ids=["name", "attribute", "module"],
+)
+def test_what_is_refused_is_printable(group, pickled):
+    """torch logs the error."""
+    answer = group[0].call(send, pickled + POP + REQUEST)
+    assert "the request policy here is 'registered'" in answer
+    assert "\x1b" not in answer + group[1].output()
+    assert "\n[W1128 forged]" not in answer + group[1].output()
+
+
 def kept_members() -> list[int]:
     """How many members the classes keep: Python keeps each combination that it has made."""
     return [len(one._value2member_map_) for one in (Access, Rights, Wide)]

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from weft._torch.printable import printable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _objects: dict[tuple[str, str], Any] = {}
@@ -91,7 +93,9 @@ def is_registered(value: Any) -> bool:
 
 def refused(what: str) -> pickle.UnpicklingError:
     """The error of a pickle that does what the policy does not allow."""
-    return pickle.UnpicklingError(f"the request policy here is 'registered', {what}")
+    # torch logs the text, in which a pickle chooses names.
+    shown = printable(what).replace("\n", "\n    ")
+    return pickle.UnpicklingError(f"the request policy here is 'registered', {shown}")
 
 
 def resolve(module: str, name: str) -> Any:
