@@ -14,8 +14,8 @@ from weft._observe.group import all_stacks, ask_all
 from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
 from weft._observe.state import stacks, state
-from weft._observe.threads import started
 from weft._torch.request_policy import register_function
+from weft._torch.threads import started
 
 _INFO, _WARNING = 1, 2
 _mutex = threading.Lock()

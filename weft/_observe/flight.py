@@ -18,9 +18,9 @@ import torch.distributed as dist
 from weft import _C
 from weft._observe import state, steps
 from weft._observe.messages import with_messages_in_pairs
-from weft._observe.threads import started
 from weft._observe.waits import who_waits
 from weft._torch import current
+from weft._torch.threads import started
 
 _INFO, _WARNING = 1, 2
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")

@@ -13,10 +13,10 @@ from weft._observe.answers import checked
 from weft._observe.doing import doing
 from weft._observe.group import SILENT, ask, why_silent
 from weft._observe.questions import Questions
-from weft._observe.threads import started
 from weft._observe.waits import Waiting, who_waits
 from weft._torch import current
 from weft._torch.request_policy import register_function
+from weft._torch.threads import started
 
 _WARNING = 2
 _DEFAULT = "60"

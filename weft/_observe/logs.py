@@ -14,8 +14,8 @@ import threading
 import torch
 
 from weft import _C
-from weft._observe.threads import started
 from weft._torch import current
+from weft._torch.threads import started
 from weft._version import __version__
 
 logger = logging.getLogger("weft")

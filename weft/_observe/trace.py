@@ -24,8 +24,8 @@ from weft._observe.clocks import clock_offset
 from weft._observe.group import ask
 from weft._observe.merged_trace import RANGE, Recorded, merged, named
 from weft._observe.state import identity
-from weft._observe.threads import started
 from weft._torch import current
+from weft._torch.threads import started
 
 Answer = TypeVar("Answer")
 _CALLS = 1 << 16  # that are kept while a trace is recorded

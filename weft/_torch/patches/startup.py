@@ -15,9 +15,9 @@ from typing import Any
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
-from weft._observe.threads import started
 from weft._torch.interruptible import interruptible
 from weft._torch.patches.patch import Function, patch
+from weft._torch.threads import started
 
 INIT_RPC = "torch.distributed.rpc:init_rpc"
 INIT_RPC_PARAMETERS = "(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None)"

@@ -1,4 +1,4 @@
-"""Threads of what observes a process, which must not keep it from working."""
+"""Threads that help a process, which must not keep it from working."""
 
 from __future__ import annotations
 
