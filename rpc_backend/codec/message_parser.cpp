@@ -94,6 +94,10 @@ Error MessageParser::readPayload() {
 Error MessageParser::readTensor() {
   TensorMeta meta;
   if (!reader_.tensor(meta, &itemSize)) return malformed(reader_.error());
+  if (meta.form != TensorForm::kUndefined &&
+      meta.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES) {
+    return malformed("a tensor's device type is unknown");
+  }
   if (meta.form == TensorForm::kDevice) {
     in_->lent_.push_back(specOf(meta));
     in_->slots_.push_back(makeSlot(meta, {}));
@@ -103,10 +107,6 @@ Error MessageParser::readTensor() {
   const bool in_buffer = meta.form != TensorForm::kUndefined && !meta.is_inline;
   if (in_buffer && (next_ == sizes_.size() || sizes_[next_] != meta.bytes))
     return malformed("a tensor's size is not its buffer's");
-  if (meta.form != TensorForm::kUndefined &&
-      meta.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES) {
-    return malformed("a tensor's device type is unknown");
-  }
   in_->bytes_ += meta.bytes + costOf(meta);
   if (in_buffer) {
     readBuffer(meta);

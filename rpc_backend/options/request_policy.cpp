@@ -2,6 +2,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -77,6 +79,25 @@ bool computes(const c10::FunctionSchema& schema) {
          std::ranges::any_of(arguments, isOfTensors);
 }
 
+// How many values the enum has for which an argument's number stands; nothing: for none.
+std::optional<std::int64_t> enumSize(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType:
+      return static_cast<std::int64_t>(c10::ScalarType::Undefined);
+    case c10::TypeKind::LayoutType:
+      return static_cast<std::int64_t>(c10::Layout::NumOptions);
+    case c10::TypeKind::MemoryFormatType:
+      return static_cast<std::int64_t>(c10::MemoryFormat::NumOptions);
+    case c10::TypeKind::IntType:  // as of aten::to.prim_dtype
+      if (argument.name() != "dtype") return std::nullopt;
+      return static_cast<std::int64_t>(c10::ScalarType::Undefined);
+    default:
+      return std::nullopt;
+  }
+}
+
 std::string thePolicyHere(RequestPolicy policy) {
   return "the request policy here is \"" + std::string(toString(policy)) + "\"";
 }
@@ -138,6 +159,24 @@ std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSche
     if (argument.type()->kind() != c10::TypeKind::StringType) continue;
     if (argument.name().find("file") == std::string::npos) continue;
     return name + " reads or writes files, and " + thePolicyHere(policy);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema,
+                                   const std::vector<c10::IValue>& values) {
+  if (policy == RequestPolicy::kAny) return std::nullopt;
+  if (auto why = refusal(policy, schema)) return why;
+  const std::size_t count = std::min(values.size(), schema.arguments().size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    if (!values[i].isInt()) continue;
+    const auto size = enumSize(argument);
+    const std::int64_t number = values[i].toInt();
+    if (size && (number < 0 || number >= *size)) {
+      return schema.name() + " knows no " + argument.name() + " of the number " +
+             std::to_string(number) + ", and " + thePolicyHere(policy);
+    }
   }
   return std::nullopt;
 }

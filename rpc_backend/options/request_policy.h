@@ -12,7 +12,8 @@
 
 namespace c10 {
 struct FunctionSchema;
-}
+struct IValue;
+}  // namespace c10
 
 namespace weft::rpc {
 
@@ -50,5 +51,9 @@ std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
 // read or write files, and whose number of arguments is known.
 // torch sends no others, but a hostile peer could name any operator that this process has loaded.
 std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema);
+// The same of a call with these values: dtypes, layouts and memory formats come as numbers, which
+// torch believes.
+std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSchema& schema,
+                                   const std::vector<c10::IValue>& values);
 
 }  // namespace weft::rpc

@@ -285,6 +285,31 @@ def call_odd_operators() -> list[str]:
     return texts
 
 
+def make_of_odd_numbers() -> tuple[object, list[str]]:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    ints = rpc.rpc_sync("worker1", torch.zeros, args=([2],), kwargs={"dtype": torch.int16})
+    texts = []
+    for option in ({"dtype": -5}, {"dtype": 1000}, {"layout": 99}, {"dtype": 255}):
+        with pytest.raises(RuntimeError) as error:
+            rpc.rpc_sync("worker1", torch.zeros, args=([2],), kwargs=option)
+        texts.append(str(error.value))
+    with pytest.raises(RuntimeError) as error:
+        rpc.rpc_sync("worker1", torch.empty_like, args=(ints,), kwargs={"memory_format": 99})
+    return ints.tolist(), [*texts, str(error.value)]
+
+
+@pytest.mark.parametrize("policy", ["registered", "script"])
+def test_numbers_that_are_no_dtype(policy):
+    with Group(2, per_rank=[{}, {"request_policy": policy}]) as group:
+        ints, texts = group[0].call(make_of_odd_numbers)
+        assert ints == [0, 0]
+        for text in texts:
+            assert "of the number" in text and f'the request policy here is "{policy}"' in text
+        group.shutdown()
+
+
 @pytest.mark.parametrize("policy", ["registered", "script"])
 def test_operators_that_do_more_than_compute(policy):
     with Group(2, per_rank=[{}, {"request_policy": policy}]) as group:

@@ -127,8 +127,8 @@ std::optional<Call> readCall(const Message& request, RequestPolicy policy) {
     if (!name.starts_with(kAtenOnTheWire) || !values.back().isString()) return std::nullopt;
     auto op = operatorOf(name, values.back().toStringRef());
     if (op == nullptr || op->schema().returns().size() != 1) return std::nullopt;
-    if (refusal(policy, op->schema())) return std::nullopt;
     values.pop_back();
+    if (refusal(policy, op->schema(), values)) return std::nullopt;
     if (!hasItsArguments(op->schema(), values)) return std::nullopt;
     return Call{std::move(op), std::move(values)};
   } catch (const std::exception&) {

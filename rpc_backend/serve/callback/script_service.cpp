@@ -27,7 +27,7 @@ c10::intrusive_ptr<c10::ivalue::Future> runScript(const std::string& name,
 void checkOperator(RequestPolicy policy, const torch::distributed::rpc::ScriptCall& call) {
   if (!call.hasOp()) return;
   const c10::FunctionSchema& schema = call.op()->schema();
-  const auto why = refusal(policy, schema);
+  const auto why = refusal(policy, schema, call.stack());
   TORCH_CHECK(!why, "the request is refused: ", *why);
   TORCH_CHECK(hasItsArguments(schema, call.stack()), "the request is refused: it has ",
               call.stack().size(), " values for the arguments of ", schema);
