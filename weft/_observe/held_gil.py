@@ -28,7 +28,10 @@ _FREE = range(signal.SIGRTMAX, signal.SIGRTMAX - 8, -1)  # of which the first on
 _HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 _HELD = "a thread holds Python's lock"
 _HEAD = f"{_HELD}; they are at, the last calls first:\n"
-_LINE = re.compile(r'File "(?P<path>.*)", line (?P<number>\d+) in (?P<function>.*)')
+# A peer's text may hold anything: this takes no time beyond its length.
+_LINE = re.compile(
+    r'^ *File "(?P<path>[^"\n]*)", line (?P<number>\d+) in (?P<function>.*)', re.MULTILINE
+)
 _mutex = threading.Lock()
 _armed: tuple[int, int] | None = None  # the process, and its signal
 
