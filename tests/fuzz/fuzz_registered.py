@@ -27,8 +27,8 @@ for folder in (HERE, HERE.parent / "rpc", HERE.parent / "support"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+import registered_pickles as by_hand  # noqa: E402
 import registered_watch  # noqa: E402
-import test_registered_pickles as by_hand  # noqa: E402
 import torch  # noqa: E402
 from pickle_programs import Words, mutated  # noqa: E402
 from torch.distributed.rpc import internal  # noqa: E402
