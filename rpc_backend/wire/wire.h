@@ -43,8 +43,8 @@ enum class TensorForm : std::uint8_t {
 };
 
 inline constexpr std::uint8_t kWireVersion = 3;
-// torch's MessageType is a byte and two flags (torch/csrc/distributed/rpc/message.h). Its enum holds
-// no larger number, and a conversion of one is undefined.
+// torch's MessageType is a byte and two flags (torch/csrc/distributed/rpc/message.h). Its enum
+// holds no larger number, and a conversion of one is undefined.
 inline constexpr std::uint16_t kMaxMessageType = 0x3ff;
 // The most tensors of one message. encode() refuses more, so that the sender gets an error that
 // says so.

@@ -43,11 +43,10 @@ std::string typed(const std::string& value, const std::string& type) {
 std::string lists(std::size_t depth) { return times("](", depth) + "K\x01" + times("e", depth); }
 
 TEST(PickleScan, WhatTorchWritesMayBeRead) {
-  EXPECT_EQ(
-      fault("(" + typed("]q\x00(K\x01K\x02\x65"s, "List[int]") +
-            typed("}q\x01(" + text("a") + "h\x00u"s, "Dict[str, List[int]]") +
-            text(times("[", 5000)) + "}(" + text("x") + "G12345678ut"),
-      "");
+  EXPECT_EQ(fault("(" + typed("]q\x00(K\x01K\x02\x65"s, "List[int]") +
+                  typed("}q\x01(" + text("a") + "h\x00u"s, "Dict[str, List[int]]") +
+                  text(times("[", 5000)) + "}(" + text("x") + "G12345678ut"),
+            "");
   EXPECT_EQ(fault("]q"s + '\0' + "(" + times("K\x01", 100000) + "e"), "");
   EXPECT_EQ(fault("](" + times(lists(1), 10000) + "e"), "") << "wide is not deep";
   EXPECT_EQ(fault(lists(100)), "");
