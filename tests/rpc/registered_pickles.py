@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 from pathlib import Path
 from typing import NamedTuple
-
-from workers import Group
 
 HERE = Path(__file__).stem  # what workers call this module
 _ran: list = []
@@ -167,6 +164,15 @@ def text(value: str) -> bytes:
 
 def named(name: str, module: str = HERE) -> bytes:
     return text(module) + text(name) + b"\x93"
+
+
+def failure(kind: str, *args: bytes) -> bytes:
+    """An exception of Python's, made of these arguments."""
+    return named(kind, "builtins") + b"(" + b"".join(args) + b"t" + REDUCE
+
+
+def number(value: int) -> bytes:
+    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
 
 
 TORCH = "torch.distributed.rpc.internal"
@@ -441,25 +447,6 @@ def what_ran() -> list:
 UNTOUCHED = [None, None, "own", 1, []]
 
 
-@contextlib.contextmanager
-def registered_group():
-    # worker0 attacks worker1, which others call too.
-    with Group(3, request_policy="registered") as members:
-        for worker in members:
-            worker.call(register_all)
-        yield members
-        members.shutdown()
-
-
 def check_untouched(group) -> None:
     assert group[2].call(shouts) == "'TEXT'"
     assert group[1].call(what_ran) == UNTOUCHED
-
-
-def failure(kind: str, *args: bytes) -> bytes:
-    """An exception of Python's, made of these arguments."""
-    return named(kind, "builtins") + b"(" + b"".join(args) + b"t" + REDUCE
-
-
-def number(value: int) -> bytes:
-    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)

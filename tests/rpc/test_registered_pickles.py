@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+from module_group import module_group
 from registered_pickles import (
     BUILD,
     GET,
@@ -42,7 +43,6 @@ from registered_pickles import (
     note,
     number,
     register_all,
-    registered_group,
     request,
     same,
     send,
@@ -52,11 +52,8 @@ from registered_pickles import (
 )
 from workers import Group
 
-
-@pytest.fixture(scope="module")
-def group():
-    with registered_group() as group:
-        yield group
+# Its worker 0 attacks worker 1, which others call too.
+group = module_group(3, prepare=register_all, request_policy="registered")
 
 
 def test_a_request_by_hand(group):
