@@ -61,7 +61,7 @@ aarch64_wheel() {
   with_cache_lock need_aarch64_venv
   BUILD="$BUILD-aarch64" SITE="$BUILD-aarch64/site"
   local usr="$AARCH64_ROOT/usr/lib" lib="$AARCH64_ROOT/lib/aarch64-linux-gnu"
-  WHEEL_PYTHON="$AARCH64_PY" WHEEL_STRIP=aarch64-linux-gnu-strip
+  WHEEL_PYTHON="$AARCH64_PY" WHEEL_STRIP=aarch64-linux-gnu-strip WHEEL_ROOT="$AARCH64_ROOT"
   WHEEL_REPAIR=(--ldpaths "$usr:$usr/aarch64-linux-gnu:$lib")
   BAZEL_FLAVOUR=-aarch64-torch aarch64_build
   run_wheel

