@@ -23,6 +23,7 @@
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/error_text.h"
+#include "rpc_backend/serve/sendable.h"
 #include "transport/base/spin.h"
 
 namespace weft::ops {
@@ -82,10 +83,8 @@ Values toStack(Call& call, std::size_t extra) {
   stack.emplace_back(call.method);
   stack.push_back(call.names.empty() ? at::IValue() : at::IValue(call.names));
   for (std::size_t i = 0; i < call.args.size(); ++i) {
-    TORCH_CHECK_TYPE(!holdsObject(call.args[i]), "argument ", i,
-                     " has an object of a TorchScript class or a member of an enum, which torch "
-                     "cannot send; pass its attributes, or the member's value (calling ",
-                     describe(call), ")");
+    TORCH_CHECK_TYPE(!rpc::holdsObject(call.args[i]), "argument ", i, rpc::kHoldsObject,
+                     "pass its attributes, or the member's value (calling ", describe(call), ")");
     stack.push_back(withoutNames(std::move(call.args[i])));
   }
   return stack;

@@ -9,6 +9,7 @@
 #include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/values/nested_values.h"
 #include "jit_ops/values/result_names.h"
+#include "rpc_backend/serve/sendable.h"
 
 namespace weft::ops {
 
@@ -43,9 +44,8 @@ std::vector<c10::Argument> hookedReturns(const c10::ClassType& type,
 
 // A result as it travels.
 at::IValue portable(at::IValue value) {
-  TORCH_CHECK_TYPE(!holdsObject(value),
-                   "the result has an object of a TorchScript class or a member of an enum, which "
-                   "torch cannot send; return its attributes, or the member's value");
+  TORCH_CHECK_TYPE(!rpc::holdsObject(value), "the result", rpc::kHoldsObject,
+                   "return its attributes, or the member's value");
   return withoutNames(std::move(value));
 }
 

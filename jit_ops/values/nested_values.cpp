@@ -42,25 +42,11 @@ at::IValue changedDict(const c10::Dict<at::IValue, at::IValue>& dict, const Type
   return out;
 }
 
-// Whether values of this type could be, or hold, one of a type of which `is` says so.
-bool mayHold(const TypePtr& type, bool (*is)(const c10::Type&)) {
-  if (type->kind() == c10::TypeKind::AnyType || is(*type)) return true;
-  return std::ranges::any_of(type->containedTypes(),
-                             [is](const TypePtr& one) { return mayHold(one, is); });
-}
-
 bool mayHoldNames(const TypePtr& type) {
-  return mayHold(type, [](const c10::Type& one) {
-    const auto* const tuple = one.castRaw<c10::TupleType>();
-    return tuple != nullptr && tuple->schema() != nullptr;
-  });
-}
-
-bool mayHoldObjects(const TypePtr& type) {
-  return mayHold(type, [](const c10::Type& one) {
-    return one.kind() == c10::TypeKind::ClassType || one.kind() == c10::TypeKind::EnumType ||
-           one.kind() == c10::TypeKind::InterfaceType;
-  });
+  const auto* const tuple = type->castRaw<c10::TupleType>();
+  return type->kind() == c10::TypeKind::AnyType ||
+         (tuple != nullptr && tuple->schema() != nullptr) ||
+         std::ranges::any_of(type->containedTypes(), mayHoldNames);
 }
 
 // Whether `is` says so of a tensor in the value.
@@ -86,15 +72,6 @@ bool hasTangent(const at::Tensor& tensor) {
 }
 
 }  // namespace
-
-bool holdsObject(const at::IValue& value) {
-  bool found = false;
-  value.visit([&](const at::IValue& part) {
-    found = found || part.isObject() || part.isEnum();
-    return found || (part.isList() && !mayHoldObjects(part.toList().elementType()));
-  });
-  return found;
-}
 
 bool requiresGrad(const at::IValue& value) {
   return anyTensor(value, [](const at::Tensor& tensor) { return tensor.requires_grad(); });

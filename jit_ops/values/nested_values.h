@@ -8,10 +8,6 @@
 
 namespace weft::ops {
 
-// Whether an object of a TorchScript class or a member of an enum is in it: torch pickles them, and
-// no process can unpickle them from a message.
-bool holdsObject(const at::IValue& value);
-
 bool requiresGrad(const at::IValue& value);
 // Whether forward-mode AD is on and would expect a tangent of what is computed from the values.
 bool haveForwardGradient(at::ArrayRef<at::IValue> values);

@@ -16,6 +16,7 @@
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/error_text.h"
+#include "rpc_backend/serve/sendable.h"
 
 namespace py = pybind11;
 
@@ -62,19 +63,11 @@ FuturePtr send(const std::string& worker, const c10::QualifiedName& name,
                          const JitFuture& answered) { return read(answered, call); });
 }
 
-// The callee's unpickler would call an empty function for them.
-bool holdsObject(const at::IValue& value) {
-  bool found = false;
-  value.visit([&](const at::IValue& part) { return found |= part.isObject() || part.isEnum(); });
-  return found;
-}
-
 void checkArguments(const c10::FunctionSchema& schema, const Stack& stack) {
   for (std::size_t i = 0; i < stack.size(); ++i)
     TORCH_CHECK(!holdsObject(stack[i]), schema.name(), " cannot be called on another worker: '",
-                schema.arguments()[i].name(),
-                "' has an object of a TorchScript class or a member of an enum, which torch cannot "
-                "send; pass its attributes, or the member's value");
+                schema.arguments()[i].name(), "'", kHoldsObject,
+                "pass its attributes, or the member's value");
 }
 
 // As pyRpcTorchscript. Without the GIL.

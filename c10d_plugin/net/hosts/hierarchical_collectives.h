@@ -17,40 +17,25 @@
 // operations may take different ways. Whoever runs an operation in steps finds the messages of one
 // that goes from rank to rank, as far as it gets any.
 //
-// Threads and failure: as Collectives says. A failure of one part ends the other parts with the
-// same reason, and the group cannot be used any more.
+// Threads and failure: as Collectives and HierarchySteps say.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/core/mailbox.h"
-#include "c10d_plugin/core/op_fingerprint.h"
-#include "c10d_plugin/net/hosts/host_layout.h"
+#include "c10d_plugin/net/hosts/hierarchy_steps.h"
 
 namespace weft::collectives {
 
 class HierarchicalCollectives final : public Collectives {
  public:
-  struct Parts {
-    std::unique_ptr<Collectives> inside;  // the ranks of this host, by HostLayout::local
-    std::unique_ptr<Collectives> across;  // the ranks with the same `local`; null if >= fewest()
-    std::unique_ptr<Collectives> flat;    // all ranks; on kFlatChannel
-    std::shared_ptr<Mailbox> mailbox;     // under all parts that send messages
-  };
+  HierarchicalCollectives(HostLayout layout, HierarchySteps::Parts parts)
+      : steps_(std::move(layout), std::move(parts)) {}
 
-  static constexpr unsigned kFlatChannel = 0;
-
-  HierarchicalCollectives(HostLayout layout, Parts parts)
-      : layout_(std::move(layout)), parts_(std::move(parts)) {}
-
-  int rank() const noexcept override { return layout_.rank; }
-  int size() const noexcept override { return parts_.mailbox->size(); }
+  int rank() const noexcept override { return layout().rank; }
+  int size() const noexcept override { return steps_.size(); }
 
   Error barrier(const Call& call) override;
   Error broadcast(const Call& call, Bytes data, int root) override;
@@ -62,37 +47,16 @@ class HierarchicalCollectives final : public Collectives {
   Error reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) override;
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
-  void abort(Error reason) override;
-  std::vector<int> awaited() const override;
-  std::vector<double> waited() const override;
+  void abort(Error reason) override { steps_.abort(std::move(reason)); }
+  std::vector<int> awaited() const override { return steps_.awaited(); }
+  std::vector<double> waited() const override { return steps_.waited(); }
 
  private:
-  // A step of an operation, as its part sees it.
-  using Step = std::function<Error(Collectives& part, const Call& call)>;
-
-  // Before an operation in steps. A message to it from rank to rank is of a rank that called
-  // something else: found now, or, while this one runs, when it comes; the mailbox then aborts.
-  // False: the group has failed.
-  bool beginSteps(const Call& call, Operation operation, std::uint64_t bytes, int root = 0);
-  // Run a step among the ranks of this host, or between the hosts. False: the step and the
-  // operation failed. `first`: the rank whose error should come first, because it knows who is
-  // missing.
-  bool inside(const Call& call, const Step& step, int first = 0);
-  // `root_local`: the index of the operation's root on its host. `shares`: into how many shares the
-  // data are cut, of which this step handles one.
-  bool across(const Call& call, const Step& step, int root_local = 0, std::size_t shares = 1);
-  // After an operation of parts_.flat: returns its error, which ends the group.
-  Error flat(Error error);
+  const HostLayout& layout() const noexcept { return steps_.layout(); }
   Error reduceTo(const Call& call, Bytes data, int root);
   bool gatherInside(const Call& call, std::size_t host, ConstBytes in, std::span<const Bytes> out);
-  Error failure();
 
-  const HostLayout layout_;
-  const Parts parts_;
-  std::uint64_t inside_sequence_ = 0;
-  std::uint64_t across_turn_ = 0;
-  std::mutex mutex_;
-  Error failure_;  // the first; guarded by mutex_
+  HierarchySteps steps_;
 };
 
 }  // namespace weft::collectives

@@ -20,7 +20,7 @@ namespace {
 using Made = Result<std::unique_ptr<Collectives>>;
 
 // The channels over one mailbox (net/messages/message_collectives.h).
-constexpr unsigned kFlat = HierarchicalCollectives::kFlatChannel;
+constexpr unsigned kFlat = HierarchySteps::kFlatChannel;
 constexpr unsigned kInside = 1;
 constexpr unsigned kAcross = 2;
 // All ranks are there by then, so a longer wait for shared memory means that something is wrong.
@@ -80,7 +80,7 @@ Result<MadeCollectives> makeCollectives(const std::shared_ptr<EndpointMailbox>& 
   Made flat = between(mailbox, all, kFlat, gloo);
   if (!flat.ok()) return flat.error();
   if (layout.most() == 1) return MadeCollectives{std::move(flat).value(), how};
-  HierarchicalCollectives::Parts parts;
+  HierarchySteps::Parts parts;
   parts.inside = inside ? std::move(inside)
                         : std::make_unique<MessageCollectives>(mailbox, layout.here(), kInside);
   parts.flat = std::move(flat).value();

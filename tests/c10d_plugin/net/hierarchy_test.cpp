@@ -39,7 +39,7 @@ std::unique_ptr<HierarchicalCollectives> join(const std::string& hosts, int rank
   const std::shared_ptr<EndpointMailbox> box =
       joinAs(rank, static_cast<int>(hosts.size()), store,
              [](MailboxOptions& options) { options.unix_socket = false; });
-  HierarchicalCollectives::Parts parts;
+  HierarchySteps::Parts parts;
   parts.mailbox = box;
   parts.flat = std::make_unique<MessageCollectives>(box, ranksOf(layout), 0);
   if (layout.local < layout.fewest())

@@ -192,7 +192,7 @@ void runRank(int rank, const Plan& plan, const Namespaces& net, KeyValue& store,
   const auto gloo_on_weft = need(makeGlooCollectives(box, all, 10));
   MessageCollectives messages(box, all, 11);
   const auto hierarchy = [&](unsigned channel, bool with_gloo) {
-    HierarchicalCollectives::Parts parts;
+    HierarchySteps::Parts parts;
     parts.mailbox = box;
     parts.flat = std::make_unique<MessageCollectives>(box, all, channel);
     const auto members = layout.across(layout.local);
