@@ -58,7 +58,7 @@ std::string titleOf(const DelegateSpec& group) {
 Result<std::unique_ptr<collectives::EndpointMailbox>> openMailbox(const DelegateSpec& group,
                                                                   const std::string& interface,
                                                                   collectives::KeyValue& store,
-                                                                  collectives::Deadline deadline) {
+                                                                  transport::Deadline deadline) {
   if (const std::string problem = environment::problem(); !problem.empty())
     return transport::invalidArgument(problem);
   const std::string wanted =
@@ -94,7 +94,7 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
               " is out of range for a process group of size ", size);
   TORCH_CHECK(group.timeout.count() > 0, "weft: the timeout must be positive, got ",
               group.timeout.count(), " ms");
-  const auto deadline = collectives::deadlineAfter(group.timeout);
+  const auto deadline = transport::deadlineAfter(group.timeout);
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store));
   const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, deadline);
   const std::string title = titleOf(group);

@@ -31,7 +31,7 @@ struct Seat {
 };
 
 std::vector<Seat> exchangeSeats(const DelegateSpec& spec, const Seat& own) {
-  const auto deadline = collectives::deadlineAfter(spec.timeout);
+  const auto deadline = transport::deadlineAfter(spec.timeout);
   StoreKeyValue store(spec.store);
   const auto epoch = collectives::agreeOnEpoch(store, spec.rank, spec.size, deadline);
   if (!epoch.ok()) raise(kTitle, epoch.error());

@@ -38,7 +38,7 @@ Error StoreKeyValue::set(const std::string& key, const std::string& value) {
   return Error::ok();
 }
 
-Error StoreKeyValue::await(const std::vector<std::string>& keys, collectives::Deadline deadline) {
+Error StoreKeyValue::await(const std::vector<std::string>& keys, transport::Deadline deadline) {
   // Polls instead of Store::wait(): TCPStore logs a warning for each wait that times out.
   constexpr milliseconds kLongestNap{50};
   milliseconds nap{1};
@@ -59,7 +59,7 @@ Error StoreKeyValue::await(const std::vector<std::string>& keys, collectives::De
   return Error::ok();
 }
 
-Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Deadline deadline) {
+Result<std::string> StoreKeyValue::get(const std::string& key, transport::Deadline deadline) {
   try {
     if (Error error = await({key}, deadline)) return error;
     return store_->get_to_str(key);
@@ -70,7 +70,7 @@ Result<std::string> StoreKeyValue::get(const std::string& key, collectives::Dead
 }
 
 Result<std::vector<std::string>> StoreKeyValue::getAll(const std::vector<std::string>& keys,
-                                                       collectives::Deadline deadline) {
+                                                       transport::Deadline deadline) {
   std::vector<std::string> values;
   if (keys.empty()) return values;
   try {

@@ -19,12 +19,12 @@ class StoreKeyValue final : public collectives::KeyValue {
 
   transport::Error set(const std::string& key, const std::string& value) override;
   transport::Result<std::string> get(const std::string& key,
-                                     collectives::Deadline deadline) override;
+                                     transport::Deadline deadline) override;
   transport::Result<std::vector<std::string>> getAll(const std::vector<std::string>& keys,
-                                                     collectives::Deadline deadline) override;
+                                                     transport::Deadline deadline) override;
 
  private:
-  transport::Error await(const std::vector<std::string>& keys, collectives::Deadline deadline);
+  transport::Error await(const std::vector<std::string>& keys, transport::Deadline deadline);
 
   c10::intrusive_ptr<c10d::Store> store_;
 };

@@ -29,6 +29,8 @@
 
 namespace weft::collectives {
 
+using transport::Deadline;
+using transport::deadlineAfter;
 using transport::Error;
 using transport::ErrorCode;
 using transport::Result;

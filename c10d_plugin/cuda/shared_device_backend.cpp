@@ -7,7 +7,6 @@
 #include <string>
 
 #include "c10d_plugin/backend/shared_devices.h"
-#include "c10d_plugin/engine/coalesced_work.h"
 #include "c10d_plugin/tensors/op_checks.h"
 
 namespace weft::process_group {
@@ -81,8 +80,7 @@ c10d::ErrorType SharedDeviceBackend::getError() {
 }
 
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::noted(WorkPtr work) {
-  const std::lock_guard lock(batch_mutex_);
-  if (coalescing_) batched_.push_back(work);
+  batches_.add(work);
   return work;
 }
 
@@ -122,22 +120,6 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::submit(DeviceOp op, millisecon
     call.writeBack();
   };
   return noted(queue_->run(what, std::move(run)));
-}
-
-void SharedDeviceBackend::startCoalescing() {
-  const std::lock_guard lock(batch_mutex_);
-  coalescing_ = true;
-  batched_.clear();
-}
-
-SharedDeviceBackend::WorkPtr SharedDeviceBackend::endCoalescing() {
-  std::vector<WorkPtr> works;
-  {
-    const std::lock_guard lock(batch_mutex_);
-    coalescing_ = false;
-    works.swap(batched_);
-  }
-  return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::send(Tensors& tensors, int to, int tag) {

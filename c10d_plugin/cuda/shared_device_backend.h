@@ -25,6 +25,7 @@
 #include "c10d_plugin/cuda/device/flat_call.h"
 #include "c10d_plugin/cuda/device_messages.h"
 #include "c10d_plugin/cuda/rounds.h"
+#include "c10d_plugin/engine/coalescing_batches.h"
 
 namespace weft::process_group {
 
@@ -75,8 +76,8 @@ class SharedDeviceBackend final : public c10d::Backend {
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
 
-  void startCoalescing() override;
-  WorkPtr endCoalescing() override;
+  void startCoalescing() override { batches_.start(); }
+  WorkPtr endCoalescing() override { return batches_.end(); }
 
   void abort() override;
   // Waits for what was called, and a little for the other ranks, which may still read this one's
@@ -112,9 +113,7 @@ class SharedDeviceBackend final : public c10d::Backend {
   std::shared_ptr<Rounds> rounds_;
   std::shared_ptr<DeviceQueue> queue_;
   std::unique_ptr<DeviceMessages> messages_;
-  std::mutex batch_mutex_;
-  bool coalescing_ = false;
-  std::vector<WorkPtr> batched_;
+  CoalescingBatches batches_;
   std::mutex shutdown_mutex_;
   bool shut_down_ = false;
 };

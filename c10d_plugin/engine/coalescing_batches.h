@@ -14,9 +14,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/base/api.h"
+
 namespace weft::process_group {
 
-class CoalescingBatches {
+class WEFT_API CoalescingBatches {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 

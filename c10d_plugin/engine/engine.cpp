@@ -115,7 +115,7 @@ void Engine::checkProcess(const char* title) const {
 
 void Engine::close(std::chrono::milliseconds limit) {
   if (!inOwnProcess()) return;
-  const auto end = collectives::deadlineAfter(limit);
+  const auto end = transport::deadlineAfter(limit);
   if (!queue_.drain(limit)) {
     abort(Error(ErrorCode::kShutdown, "the process group was shut down on rank " +
                                           std::to_string(rank()) +

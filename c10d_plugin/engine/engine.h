@@ -97,7 +97,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   static bool profiled();
   int rank() const { return collectives_->rank(); }
   OpContext makeContext(const OpParams& params) {
-    return {*collectives_, collectives::deadlineAfter(params.timeout), sequence_, params.title,
+    return {*collectives_, transport::deadlineAfter(params.timeout), sequence_, params.title,
             failed_};
   }
   WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded);
@@ -143,7 +143,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   RunningOp running_;
   GroupRecorder recorder_;
   CoalescingBatches batches_;
-  const collectives::ForkGuard process_;
+  const transport::ForkGuard process_;
   OpQueue queue_;
 };
 

@@ -18,7 +18,7 @@ namespace weft::process_group {
 
 namespace {
 
-using collectives::Deadline;
+using transport::Deadline;
 using collectives::KeyValue;
 
 // For all together: ranks find a difference at the same moment, so one that says nothing so long is

@@ -16,7 +16,7 @@ namespace weft::process_group {
 
 class OpContext {
  public:
-  OpContext(collectives::Collectives& collectives, collectives::Deadline deadline,
+  OpContext(collectives::Collectives& collectives, transport::Deadline deadline,
             std::uint64_t& sequence, const char* title, std::atomic<bool>& failed)
       : collectives_(collectives),
         deadline_(deadline),
@@ -65,7 +65,7 @@ class OpContext {
   };
 
   collectives::Collectives& collectives_;
-  collectives::Deadline deadline_;
+  transport::Deadline deadline_;
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;

@@ -28,7 +28,7 @@ Tag releaseTag(std::uint64_t count) { return (Tag{2} << 32) | (count & 0xFFFFFFF
 
 // Whether it comes by then. Throws what Ctrl-C's handler raised; what was posted is left then: it
 // has no memory of the caller's, and its tag does not come again.
-bool comesBy(const std::future<Error>& outcome, collectives::Deadline deadline) {
+bool comesBy(const std::future<Error>& outcome, transport::Deadline deadline) {
   while (true) {
     const auto slice = steady_clock::now() + transport::kInterruptEvery;
     if (outcome.wait_until(std::min(slice, deadline)) == std::future_status::ready) return true;
@@ -68,7 +68,7 @@ void MonitoredBarrier::gatherArrivals(std::uint64_t count, milliseconds timeout,
                                       bool wait_all_ranks) {
   TORCH_CHECK(timeout.count() > 0, "[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
               timeout.count(), " ms.");
-  const auto deadline = collectives::deadlineAfter(timeout);
+  const auto deadline = transport::deadlineAfter(timeout);
   const int size = mailbox_.size();
   std::vector<Arrival> arrivals;
   for (int rank = 1; rank < size; ++rank)
@@ -106,7 +106,7 @@ void MonitoredBarrier::reportArrival(std::uint64_t count, milliseconds timeout) 
   Arrival release(mailbox_, 0, releaseTag(count));
   mailbox_.send(0, barrierTag(count), noBytes(), [](const Error&) {});
   std::string why = "Timed out after " + std::to_string(timeout.count()) + " ms";
-  if (comesBy(release.outcome, collectives::deadlineAfter(timeout))) {
+  if (comesBy(release.outcome, transport::deadlineAfter(timeout))) {
     const Error error = release.outcome.get();
     if (!error) return;
     why = error.text();

@@ -15,6 +15,9 @@
 
 namespace weft::collectives {
 
+using transport::Deadline;
+using transport::deadlineAfter;
+
 class KeyValue {
  public:
   virtual ~KeyValue() = default;

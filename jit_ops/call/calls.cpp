@@ -19,6 +19,7 @@
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
+#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
@@ -121,12 +122,6 @@ void checkFetchable(const trpc::RRef& rref) {
   }
 }
 
-void waitUntilDone(Future& future) {
-  thread_local transport::AdaptiveSpin spin;
-  if (!spin.until([&] { return future.completed(); })) rpc::awaitInterruptibly(future);
-  future.wait();  // even if completed: makes this thread's streams wait for those of the value
-}
-
 // The caller's value from the answer to `call`. `wanted`: its arguments, which are gone, wanted
 // gradients.
 at::IValue resultOf(const Call& call, bool wanted, const c10::TypePtr& type,
@@ -163,7 +158,9 @@ std::shared_ptr<trpc::RpcAgent> currentAgent() {
 }
 
 at::IValue waitFor(Future& future) try {
-  waitUntilDone(future);
+  thread_local transport::AdaptiveSpin spin;
+  spin.until([&] { return future.completed(); });
+  rpc::awaitInterruptibly(future);
   if (future.hasError()) throw std::runtime_error(errorOf(future));
   return future.value();
 } catch (const c10::Error& error) {
@@ -174,8 +171,7 @@ at::IValue call(Call call, const c10::TypePtr& type) try {
   const rpc::ScopedInlineWaiter waiter;
   const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
-  rpc::InlineWaiter::wait();
-  waitUntilDone(*answer);
+  rpc::awaitAnswer(*answer);
   return resultOf(call, wanted, type, *answer);
 } catch (const c10::Error& error) {
   throwWithoutStack(error);

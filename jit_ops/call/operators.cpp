@@ -61,7 +61,6 @@ at::IValue remoteValue(Call call, const c10::TypePtr& type) {
 FuturePtr ordered(FuturePtr made) {
   if (made->devices().empty()) return made;
   rpc::awaitInterruptibly(*made);
-  made->wait();
   return made;
 }
 

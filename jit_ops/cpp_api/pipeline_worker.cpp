@@ -191,11 +191,7 @@ class PipelineWorker final : public ops::Servable,
 
   std::shared_ptr<ScriptPart> mustFind(const std::string& pipeline) {
     auto part = find(pipeline);
-    TORCH_CHECK(
-        part != nullptr, "worker '", nameOfThisWorker(),
-        "' has no stage of this Pipe: it was restarted, its driver was out of reach, or the "
-        "Pipe was closed. load_checkpoint builds its stages again; without one, make the "
-        "Pipe again.");
+    TORCH_CHECK(part != nullptr, pipe::noStageAt(nameOfThisWorker()));
     return part;
   }
 

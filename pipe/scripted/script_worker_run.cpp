@@ -102,7 +102,7 @@ std::optional<Parcel> ScriptWorkerRun::take(const WorkerTask& task, TaskRecord& 
   std::optional<Parcel> parcel;
   try {
     while (!(parcel = arrivals_->take(key, kLook))) {
-      if (part_.worker != part_.driver) awaitAnswer(part_.driver);
+      if (part_.worker != part_.driver) ping(part_.driver);
     }
   } catch (const c10::Error& error) {
     throw Abandoned(error.what_without_backtrace());

@@ -117,4 +117,10 @@ std::shared_ptr<Arrivals> findArrivals(const std::string& pipeline) {
   return found == registry().pipelines.end() ? nullptr : found->second;
 }
 
+std::string noStageAt(const std::string& worker) {
+  return "worker '" + worker +
+         "' has no stage of this Pipe: it was restarted, its driver was out of reach, or the Pipe "
+         "was closed. load_checkpoint builds its stages again; without one, make the Pipe again.";
+}
+
 }  // namespace weft::pipe

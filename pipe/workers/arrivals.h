@@ -80,5 +80,7 @@ class WEFT_API Arrivals {
 WEFT_API std::shared_ptr<Arrivals> openArrivals(const std::string& pipeline);
 WEFT_API void closeArrivals(const std::string& pipeline);
 WEFT_API std::shared_ptr<Arrivals> findArrivals(const std::string& pipeline);  // null: none
+// What a worker without Arrivals says to who asks for its stage.
+WEFT_API std::string noStageAt(const std::string& worker);
 
 }  // namespace weft::pipe

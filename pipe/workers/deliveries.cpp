@@ -73,11 +73,8 @@ void deliver(Values& stack) {
   TORCH_CHECK(isDelivery(stack), "the delivery is malformed; install the same Weft on all workers");
   const std::string& pipeline = stack[0].toStringRef();
   const auto arrivals = findArrivals(pipeline);
-  TORCH_CHECK(arrivals != nullptr, "worker '",
-              trpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_,
-              "' has no stage of this Pipe: it was restarted, its driver was out of reach, or the "
-              "Pipe was closed. load_checkpoint builds its stages again; without one, make the "
-              "Pipe again.");
+  TORCH_CHECK(arrivals != nullptr,
+              noStageAt(trpc::RpcAgent::getCurrentRpcAgent()->getWorkerInfo().name_));
   const ArrivalKey key{stack[1].toInt(), static_cast<Sent>(stack[2].toInt()), stack[3].toInt(),
                        stack[4].toInt()};
   Parcel parcel{stack[5].toStringRef(), {}};
@@ -111,14 +108,13 @@ class Service final : public rpc::ScriptService {
 
 }  // namespace
 
-void awaitAnswer(const std::string& worker) {
+void ping(const std::string& worker) {
   constexpr float kNoTimeout = 0;
   const auto agent = trpc::RpcAgent::getCurrentRpcAgent();
   trpc::ScriptCall call(c10::QualifiedName(kAlive), {});
   const auto answer =
       agent->send(agent->getWorkerInfo(worker), std::move(call).toMessage(), kNoTimeout);
   rpc::awaitInterruptibly(*answer);
-  answer->wait();
   if (answer->hasError()) throw std::runtime_error(answer->tryRetrieveErrorMessage());
 }
 
@@ -144,7 +140,6 @@ void Deliveries::send(const std::string& worker, const ArrivalKey& key, Parcel p
 void Deliveries::wait() {
   for (const Sending& sending : std::exchange(sent_, {})) {
     rpc::awaitInterruptibly(*sending.answer);
-    sending.answer->wait();
     if (!sending.answer->hasError()) continue;
     throw std::runtime_error(notArrived(self_, sending.worker, sending.key, *sending.answer));
   }

@@ -25,7 +25,7 @@ inline constexpr const char* kAlive = "__weft__.quick.alive";
 
 // Waits until the worker has answered, so that it is known to live. Throws std::runtime_error if it
 // is lost; on the main thread also what a handler of Ctrl-C raised.
-WEFT_API void awaitAnswer(const std::string& worker);
+WEFT_API void ping(const std::string& worker);
 
 class WEFT_API Deliveries {
  public:

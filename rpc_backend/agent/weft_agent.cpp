@@ -158,9 +158,6 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
 }
 
 void WeftAgent::cancel(const JitFuture& answer) { parts_->client.canceller().cancel(answer); }
-void WeftAgent::cancel(const InlineWaiter::Handle& waiter) {
-  parts_->client.canceller().cancel(waiter);
-}
 
 void WeftAgent::hurry() { parts_->context.hurried = true; }
 

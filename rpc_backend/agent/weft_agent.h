@@ -81,8 +81,6 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.
   void cancel(const JitFuture& answer);
-  // The same, for a call whose future only torch has.
-  void cancel(const InlineWaiter::Handle& waiter);
 
   // Static groups: waits until every worker has come here and no call is in flight. After the
   // `last` barrier, rank 0 stays until the others have seen it, because it may serve the Store.

@@ -36,7 +36,6 @@ class CallCanceller {
   void watch(Clock::time_point deadline);
   // Fails that call, for which nobody waits any more, and tells its callee.
   void cancel(const JitFuture& answer) { cancel(calls_.takeCallOf(answer)); }
-  void cancel(const InlineWaiter::Handle& waiter) { cancel(calls_.takeCallOf(waiter)); }
 
  private:
   void cancel(std::optional<PendingCall> call);

@@ -92,11 +92,6 @@ std::optional<PendingCall> CallTable::takeCallOf(const JitFuture& future) {
   return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
 }
 
-std::optional<PendingCall> CallTable::takeCallOf(const InlineWaiter::Handle& waiter) {
-  auto found = takeIf([&](const PendingCall& call) { return call.waiter.sameCall(waiter); });
-  return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
-}
-
 std::vector<PendingCall> CallTable::takeFetches(const RRefKey& value) {
   std::vector<PendingCall> taken;
   const std::lock_guard lock(mutex_);

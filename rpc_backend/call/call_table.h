@@ -68,8 +68,6 @@ class CallTable {
   std::vector<PendingCall> takeAllOf(worker_id_t peer);
   // Takes the call that completes this future.
   std::optional<PendingCall> takeCallOf(const JitFuture& future);
-  // Takes the call that this waiter waits for.
-  std::optional<PendingCall> takeCallOf(const InlineWaiter::Handle& waiter);
   std::vector<PendingCall> takeFetches(const RRefKey& value);
   std::vector<PendingCall> takeAll();
   // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.

@@ -64,15 +64,6 @@ InlineWaiter::Handle InlineWaiter::claim(Completion& displaced,
   return handle;
 }
 
-InlineWaiter::Handle InlineWaiter::claimed() {
-  Handle handle;
-  if (t_waiter == nullptr || t_waiter->state_.load(std::memory_order_relaxed) == State::kFree)
-    return handle;
-  handle.waiter_ = t_waiter;
-  handle.ticket_ = t_waiter->ticket_;  // written by this thread only
-  return handle;
-}
-
 void InlineWaiter::wait() {
   if (t_waiter == nullptr) return;
   InlineWaiter& waiter = *t_waiter;

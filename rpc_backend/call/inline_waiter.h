@@ -37,10 +37,6 @@ class WEFT_API InlineWaiter {
     Handle() = default;
     // False: no thread waits for this call any more, and `completion` is unchanged.
     bool give(Completion& completion) const;
-    // Whether both are for the same call; false if both are empty.
-    bool sameCall(const Handle& other) const {
-      return waiter_ != nullptr && waiter_ == other.waiter_ && ticket_ == other.ticket_;
-    }
 
    private:
     friend class InlineWaiter;
@@ -56,8 +52,6 @@ class WEFT_API InlineWaiter {
   // another thread must run it. `endpoint`: brings the answer; null: it comes another way.
   static Handle claim(Completion& displaced,
                       const std::shared_ptr<transport::Endpoint>& endpoint = nullptr);
-  // The last handle that this thread claimed and has not waited for; empty: there is none.
-  static Handle claimed();
   // Waits for the call that was sent, if any was, and completes it. Without the GIL. On Ctrl-C it
   // throws what the handler raised, and a completer gets the call's completion.
   static void wait();

@@ -18,9 +18,8 @@ struct Completed {
   bool done = false;
 };
 
-}  // namespace
-
-void awaitInterruptibly(JitFuture& future) {
+// Returns before it is complete where no signal could end the wait.
+void awaitCompletion(JitFuture& future) {
   if (future.completed()) return;
   OwnProcess::checkLatest("waiting for a call");
   if (!transport::mayBeInterrupted()) return;
@@ -40,6 +39,13 @@ void awaitInterruptibly(JitFuture& future) {
   const bool whole = transport::waitInterruptibly(completed->cv, lock, ready);
   lock.unlock();
   if (!whole) transport::raiseInterrupt();
+}
+
+}  // namespace
+
+void awaitInterruptibly(JitFuture& future) {
+  awaitCompletion(future);
+  future.wait();
 }
 
 }  // namespace weft::rpc

@@ -8,9 +8,9 @@
 
 namespace weft::rpc {
 
-// Returns when the future is complete: torch's wait() then returns at once, and has the devices'
-// streams wait, too. Throws what the handler of a signal raised; the future goes on. Throws in a
-// forked child, where nobody would complete it.
+// Returns when the future is complete and this thread's streams wait for those of its value, as
+// torch's wait() does; its error is not thrown. Throws what the handler of a signal raised; the
+// future goes on. Throws in a forked child, where nobody would complete it.
 WEFT_API void awaitInterruptibly(JitFuture& future);
 
 }  // namespace weft::rpc

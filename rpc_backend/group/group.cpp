@@ -115,7 +115,6 @@ void Group::announce() {
   }
   for (auto& [member, ack] : acks) {
     awaitInterruptibly(*ack);
-    ack->wait();
     if (!ack->hasError()) continue;
     const std::string reason = ack->tryRetrieveErrorMessage();
     if (isStatic()) {
@@ -146,10 +145,8 @@ void Group::leave() {
     acks.push_back(call_(worker.id_, ControlType::kLeave, "", timeout));
   }
   // After an error the peer is gone too, or sees the connection end: either way it knows.
-  for (auto& ack : acks) {
+  for (auto& ack : acks)
     awaitInterruptibly(*ack);
-    ack->wait();
-  }
 }
 
 std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {

@@ -3,8 +3,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include "rpc_backend/core/torch_names.h"
-
 namespace weft::rpc {
 
 // Adds the agent, its options and the environment table to `module`.
@@ -14,9 +12,6 @@ void bind(pybind11::module_& module);
 void bindCalls(pybind11::module_& module);
 void bindPythonCalls(pybind11::module_& module);
 void bindScriptCalls(pybind11::module_& module);
-// Waits for the answer to the call that this thread has sent with its waiter taken; throws its
-// error. Ctrl-C ends the wait and cancels the call. Without the GIL.
-void awaitAnswer(JitFuture& answer);
 // What the callee knows of its call (deadlines.cpp).
 void bindDeadlines(pybind11::module_& module);
 // The last calls (call_records.cpp).

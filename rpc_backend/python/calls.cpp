@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
-#include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/callback/builtin_call.h"
@@ -163,6 +163,7 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
     const CallRange range;
     const auto future = send(to, encodeBuiltin(op, stack), timeout);
     awaitAnswer(*future);
+    future->waitAndThrow();
     value = valueOf(*future);
   }
   return {true, torch::jit::toPyObject(std::move(value))};
@@ -211,29 +212,7 @@ std::optional<PyRRef> remoteBuiltin(const WorkerInfo& to, const std::string& nam
   return PyRRef(rref);
 }
 
-// Waits for a call whose future only torch has. Without the GIL.
-void waitInline() {
-  const InlineWaiter::Handle waiter = InlineWaiter::claimed();
-  try {
-    InlineWaiter::wait();
-  } catch (...) {
-    if (const auto agent = WeftAgent::current()) agent->cancel(waiter);
-    throw;
-  }
-}
-
 }  // namespace
-
-void awaitAnswer(JitFuture& answer) {
-  try {
-    InlineWaiter::wait();
-    awaitInterruptibly(answer);  // where this thread has no waiter
-  } catch (...) {
-    if (const auto agent = WeftAgent::current()) agent->cancel(answer);
-    throw;
-  }
-  answer.waitAndThrow();
-}
 
 void bindCalls(py::module_& module) {
   module.def(
@@ -250,11 +229,6 @@ void bindCalls(py::module_& module) {
   module.def("_remote_builtin", &remoteBuiltin, py::arg("to"), py::arg("name"), py::arg("timeout"),
              py::arg("args"), py::arg("kwargs"),
              "remote of a built-in operator: its RRef; None when torch should do it.");
-  module.def("_take_waiter", &InlineWaiter::take, "This thread will wait for its next call.");
-  module.def("_wait_inline", &waitInline, py::call_guard<py::gil_scoped_release>(),
-             "Waits for that call and completes its future; Ctrl-C cancels it.");
-  module.def("_leave_waiter", &InlineWaiter::leave, py::call_guard<py::gil_scoped_release>(),
-             "After a failure: nobody waits any more.");
 }
 
 }  // namespace weft::rpc

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
@@ -87,6 +88,7 @@ py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at:
   const CallRange range;
   const auto future = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
   awaitAnswer(*future);
+  future->waitAndThrow();
   return withValue(*future->constValue().toCustomClass<Message>(),
                    [](py::object value) { return value; });
 }

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "rpc_backend/agent/answer_wait.h"
+#include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/error_text.h"
@@ -44,24 +46,16 @@ at::IValue read(const JitFuture& answer, const std::string& call) try {
   throw std::runtime_error("cannot read the answer of " + call + ": " + whyUnreadable(error));
 }
 
-// As rpcTorchscript, whose future stays incomplete when the answer cannot be read.
-FuturePtr send(const std::string& worker, const c10::QualifiedName& name,
-               const c10::FunctionSchema& schema, Stack stack, float timeout,
-               bool async_execution) {
-  // torch's own has the range that the profiler shows.
-  if (torch::autograd::profiler::profilerEnabled()) {
-    return torch::distributed::rpc::rpcTorchscript(worker, name, schema, std::move(stack), timeout,
-                                                   async_execution);
-  }
-  const auto agent = RpcAgent::getCurrentRpcAgent();
-  auto message = ScriptCall(name, std::move(stack), async_execution).toMessage();
-  const auto answer = torch::distributed::autograd::sendMessageWithAutograd(
-      *agent, agent->getWorkerInfo(worker), std::move(message), /*forceGradRecording=*/true,
-      timeout);
-  return futureValue(answer, schema.returns().at(0).type(),
-                     [call = "worker '" + worker + "' to " + name.qualifiedName()](
-                         const JitFuture& answered) { return read(answered, call); });
-}
+struct ScriptFunctionCall {
+  std::string worker;
+  c10::QualifiedName name;
+  const c10::FunctionSchema& schema;
+  Stack stack;
+  float timeout;
+  bool async_execution;
+
+  std::string describe() const { return "worker '" + worker + "' to " + name.qualifiedName(); }
+};
 
 void checkArguments(const c10::FunctionSchema& schema, const Stack& stack) {
   for (std::size_t i = 0; i < stack.size(); ++i)
@@ -70,12 +64,9 @@ void checkArguments(const c10::FunctionSchema& schema, const Stack& stack) {
                 "pass its attributes, or the member's value");
 }
 
-// As pyRpcTorchscript. Without the GIL.
-std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
-                                                 const std::string& function, const py::tuple& args,
-                                                 const py::dict& keywords, float timeout,
-                                                 bool async_execution) {
-  const c10::QualifiedName name(function);
+ScriptFunctionCall toCall(std::string worker, const std::string& function, const py::tuple& args,
+                          const py::dict& keywords, float timeout, bool async_execution) {
+  c10::QualifiedName name(function);
   const auto unit = PythonRpcHandler::getInstance().jitCompilationUnit();
   const c10::FunctionSchema& schema = unit->get_function(name).getSchema();
   Stack stack;
@@ -86,18 +77,62 @@ std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
                                              std::nullopt);
   }
   checkArguments(schema, stack);
-  return std::make_shared<PythonFutureWrapper>(
-      send(worker, name, schema, std::move(stack), timeout, async_execution));
+  return {std::move(worker), std::move(name), schema, std::move(stack), timeout, async_execution};
+}
+
+FuturePtr send(ScriptFunctionCall& call) {
+  const auto agent = RpcAgent::getCurrentRpcAgent();
+  auto message = ScriptCall(call.name, std::move(call.stack), call.async_execution).toMessage();
+  return torch::distributed::autograd::sendMessageWithAutograd(
+      *agent, agent->getWorkerInfo(call.worker), std::move(message), /*forceGradRecording=*/true,
+      call.timeout);
+}
+
+// As pyRpcTorchscript, whose future stays incomplete when the answer cannot be read.
+std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
+                                                 const std::string& function, const py::tuple& args,
+                                                 const py::dict& keywords, float timeout,
+                                                 bool async_execution) {
+  const py::gil_scoped_release no_gil;
+  ScriptFunctionCall call = toCall(worker, function, args, keywords, timeout, async_execution);
+  // torch's own has the range that the profiler shows.
+  if (torch::autograd::profiler::profilerEnabled()) {
+    return std::make_shared<PythonFutureWrapper>(torch::distributed::rpc::rpcTorchscript(
+        worker, call.name, call.schema, std::move(call.stack), timeout, async_execution));
+  }
+  const auto answer = send(call);
+  return std::make_shared<PythonFutureWrapper>(futureValue(
+      answer, call.schema.returns().at(0).type(),
+      [what = call.describe()](const JitFuture& answered) { return read(answered, what); }));
+}
+
+// The same, waited for.
+py::object callScript(const std::string& worker, const std::string& function, const py::tuple& args,
+                      const py::dict& keywords, float timeout, bool async_execution) {
+  at::IValue value;
+  {
+    const py::gil_scoped_release no_gil;
+    ScriptFunctionCall call = toCall(worker, function, args, keywords, timeout, async_execution);
+    const ScopedInlineWaiter waiter;
+    const auto answer = send(call);
+    awaitAnswer(*answer);
+    answer->waitAndThrow();
+    value = read(*answer, call.describe());
+  }
+  return torch::jit::toPyObject(std::move(value));
 }
 
 }  // namespace
 
 void bindScriptCalls(py::module_& module) {
-  module.def("_start_script", &startScript, py::arg("worker"), py::arg("function"), py::arg("args"),
-             py::arg("kwargs"), py::arg("timeout"), py::arg("async_execution"),
-             py::call_guard<py::gil_scoped_release>(),
-             "A call of a TorchScript function: a future, which fails when its answer cannot be "
-             "read.");
+  const auto define = [&](const char* name, auto function, const char* doc) {
+    module.def(name, function, py::arg("worker"), py::arg("function"), py::arg("args"),
+               py::arg("kwargs"), py::arg("timeout"), py::arg("async_execution"), doc);
+  };
+  define("_call_script", &callScript, "rpc_sync of a TorchScript function: what it returned.");
+  define("_start_script", &startScript,
+         "rpc_async of a TorchScript function: a future, which fails when its answer cannot be "
+         "read.");
 }
 
 }  // namespace weft::rpc

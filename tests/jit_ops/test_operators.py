@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -184,6 +185,20 @@ def ask(method: str, seconds: float = 20):
     return weft.call("worker0/asker", method=method, timeout=seconds)
 
 
+def served_calls() -> int:
+    from torch.distributed import rpc
+
+    return int(rpc.api._get_current_rpc_agent().get_debug_info()["agent.server_active_calls"])
+
+
+def ask_and_be_interrupted(method: str) -> str:
+    try:
+        ask(method, seconds=0)
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt"
+    return "it ended"
+
+
 def ask_in_vain(method: str, seconds: float) -> None:
     with contextlib.suppress(RuntimeError):  # the answer may come just before the timeout
         ask(method, seconds)
@@ -201,6 +216,15 @@ def test_scripted_code_sees_its_deadline(pair):
 def test_scripted_code_sees_that_nobody_waits(pair):
     pair[1].call(ask_in_vain, "until_cancelled", seconds=0.2)
     wait_for(lambda: pair[1].call(ask, "ended"), True, "the call ends by itself", 20)
+
+
+def test_ctrl_c_cancels(pair):
+    pair[1].start(ask_and_be_interrupted, "until_cancelled")
+    running = lambda: pair[0].call(served_calls)  # noqa: E731
+    wait_for(running, 1, "calls that run")
+    pair[1].signal(signal.SIGINT)
+    assert pair[1].result() == "KeyboardInterrupt"
+    wait_for(running, 0, "calls that run")
 
 
 @pytest.mark.parametrize("mode", ["opcheck", "compile", "export"])

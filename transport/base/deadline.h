@@ -16,8 +16,3 @@ inline Deadline deadlineAfter(std::chrono::milliseconds timeout) {
 }
 
 }  // namespace weft::transport
-
-namespace weft::collectives {
-using transport::Deadline;
-using transport::deadlineAfter;
-}  // namespace weft::collectives

@@ -22,7 +22,3 @@ class ForkGuard {
 };
 
 }  // namespace weft::transport
-
-namespace weft::collectives {
-using transport::ForkGuard;
-}  // namespace weft::collectives

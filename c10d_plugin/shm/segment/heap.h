@@ -57,7 +57,7 @@ class Heap {
 
   const std::shared_ptr<Segment> segment_;
   const int rank_;
-  const ForkGuard fork_guard_;
+  const transport::ForkGuard fork_guard_;
   std::mutex map_mutex_;                       // while it is mapped
   std::shared_ptr<transport::WarmPool> pool_;  // null: there is no memory for it
   std::atomic<std::byte*> base_{nullptr};      // set after pool_; null: nothing was taken

@@ -29,7 +29,7 @@ using ProcessToken = std::array<std::uint8_t, 16>;
 
 // Tells this process from all others. Process ids do not across containers.
 Result<ProcessToken> processToken() {
-  static std::optional<ForkGuard> made_in;
+  static std::optional<transport::ForkGuard> made_in;
   static ProcessToken token;
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);

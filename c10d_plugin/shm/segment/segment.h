@@ -91,7 +91,7 @@ class Segment {
   const transport::UniqueFd fd_;
   std::byte* const base_;
   const Layout layout_;
-  const ForkGuard fork_guard_;
+  const transport::ForkGuard fork_guard_;
 
   std::mutex heaps_mutex_;                                  // for mapping them
   const std::unique_ptr<std::atomic<std::byte*>[]> heaps_;  // by rank; null: not mapped

@@ -78,16 +78,19 @@ def invoke_rpc(
         invoke = _C._call_python if waits else _C._start_python
         value = invoke(worker, pickled, tensors, timeout, asynchronous)
         return _Answer(value) if waits else value
-    if not waits:
-        return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
-    _C._take_waiter()
-    try:
-        future = upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
-        _C._wait_inline()
-    except BaseException:
-        _C._leave_waiter()
-        raise
-    return future
+    if waits and _is_script(func):
+        function = getattr(func, "_wrapped_async_rpc_function", func)
+        return _Answer(
+            _C._call_script(
+                api._to_worker_info(to).name,
+                torch._jit_internal._qualified_name(function),
+                tuple(args or ()),
+                dict(kwargs or {}),
+                float(rpc_timeout),
+                function is not func,
+            )
+        )
+    return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
 
 
 def _is_script(func: Any) -> bool:
