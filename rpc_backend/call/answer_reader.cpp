@@ -73,7 +73,7 @@ void AnswerReader::readAnswer(worker_id_t from, IncomingMessage& in,
     const auto streams = streamsFromPool(group_.devices());
     const c10::MultiStreamGuard guard(streams);
     const auto type = static_cast<MessageType>(in.type());
-    if (const auto why = refusal(context_.options.request_policy, type, in.payload())) {
+    if (const auto why = refusal(context_.options.request_policy, type, in.payload(), from)) {
       const std::string name = group_.directory().nameOf(from);
       completer_.setError(future, asked, "the answer of worker '" + name + "' is refused: " + *why);
       return;

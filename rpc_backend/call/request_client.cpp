@@ -7,6 +7,7 @@
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/torch_private/autograd_contexts.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
 #include "rpc_backend/trace/called_function.h"
@@ -63,6 +64,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   const std::optional<RRefKey> fetched = call.fetched;
   std::uint64_t id = 0;
   auto future = start(std::move(call), id);
+  if (asked.type == MessageType::BACKWARD_AUTOGRAD_REQ) keepContext(*message, *future);
   std::optional<CallRange> range;
   if (isUserCall(asked.type)) show(to, id, asked, *message, range);
   if (!why && fetched) why = completer_.whyNotCreated(*fetched);
@@ -81,6 +83,13 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   }
   if (waitsInTorch(asked.type)) awaitForTorch(to, *future);
   return future;
+}
+
+// torch notes the end of the call in its context by a bare pointer, and a peer may end the context
+// before.
+void RequestClient::keepContext(const Message& gradients, JitFuture& future) {
+  future.addCallback([context = autograd_contexts::contextOf(gradients)](JitFuture&) {},
+                     /*uses_future=*/false);
 }
 
 void RequestClient::failUnsent(worker_id_t to, std::uint64_t id, const Innermost& asked,

@@ -29,9 +29,10 @@ struct Caller {
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
   CallOrder& order;
-  std::int64_t arrived;                           // CallRecorder::now()
-  CallRecorder::Entry record = std::nullopt;      // set when it runs
-  std::optional<ForkIds> created = std::nullopt;  // likewise: the reference that it is to create
+  std::int64_t arrived;                            // CallRecorder::now()
+  CallRecorder::Entry record = std::nullopt;       // set when it runs
+  std::optional<ForkIds> created = std::nullopt;   // likewise: the reference that it is to create
+  std::shared_ptr<void> until_answered = nullptr;  // likewise: what lives as long as the call runs
 };
 
 class InflightRequest : public CallContext {

@@ -47,11 +47,11 @@ bool wraps(MessageType type) {
 
 // Why torch's unpickler of TorchScript must not read the message; nothing when it may. It reads
 // nothing but what begins so.
-std::optional<std::string> faultIn(const Innermost& message) {
+std::optional<std::string> faultIn(const Innermost& message, worker_id_t sender) {
   if (message.type == MessageType::PYTHON_CALL || message.type == MessageType::PYTHON_RET)
     return std::nullopt;
   const std::string_view text(message.payload.data(), message.payload.size());
-  return text.starts_with("\x80\x02") ? faultOf(message.payload) : std::nullopt;
+  return text.starts_with("\x80\x02") ? faultOf(message.payload, sender) : std::nullopt;
 }
 
 // Reads others' gradients, or reads and sets the random generator, which the schema does not tell.
@@ -77,6 +77,14 @@ bool computes(const c10::FunctionSchema& schema) {
   if (!schema.returns().empty()) return true;
   return c10::Dispatcher::singleton().findOp(schema.operator_name()).has_value() &&
          std::ranges::any_of(arguments, isOfTensors);
+}
+
+// torch sends no undefined tensor as an argument, and some operators read it all the same.
+bool holdsUndefined(const c10::IValue& value) {
+  if (value.isTensor()) return !value.toTensor().defined();
+  if (!value.isTensorList()) return false;
+  const auto tensors = value.toTensorVector();
+  return std::ranges::any_of(tensors, [](const at::Tensor& one) { return !one.defined(); });
 }
 
 // How many values the enum has for which an argument's number stands; nothing: for none.
@@ -130,7 +138,7 @@ Innermost innermost(MessageType type, std::span<const char> payload) {
 }
 
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
-                                   const std::vector<char>& payload) {
+                                   const std::vector<char>& payload, worker_id_t sender) {
   if (!distrustsPeers(policy)) return std::nullopt;
   const Innermost message = innermost(type, payload);
   if (!message.recognised)
@@ -140,7 +148,11 @@ std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
     return "it carries pickled Python, and " + thePolicyHere(policy) +
            ": only TorchScript functions and built-in operators are served";
   }
-  if (const auto fault = faultIn(message)) return *fault + ", and " + thePolicyHere(policy);
+  // rref.backward() at a user: it would add to the gradients of whatever the value was made of, and
+  // its thread waits for other workers.
+  if (message.type == MessageType::RREF_BACKWARD_REQ)
+    return "it begins a backward pass here, and " + thePolicyHere(policy);
+  if (const auto fault = faultIn(message, sender)) return *fault + ", and " + thePolicyHere(policy);
   return std::nullopt;
 }
 
@@ -170,6 +182,10 @@ std::optional<std::string> refusal(RequestPolicy policy, const c10::FunctionSche
   const std::size_t count = std::min(values.size(), schema.arguments().size());
   for (std::size_t i = 0; i < count; ++i) {
     const c10::Argument& argument = schema.arguments()[i];
+    if (holdsUndefined(values[i])) {
+      return schema.name() + " gets an undefined tensor for " + argument.name() + ", and " +
+             thePolicyHere(policy);
+    }
     if (!values[i].isInt()) continue;
     const auto size = enumSize(argument);
     const std::int64_t number = values[i].toInt();

@@ -40,11 +40,11 @@ struct Innermost {
 };
 Innermost innermost(MessageType type, std::span<const char> payload);
 
-// Why a message of this type and payload must not be handled under `policy`, as one sentence;
-// nothing when it may be. It applies to responses too: under kScript one that carries pickled
-// Python is refused.
+// Why a message of this type and payload from `sender` must not be handled under `policy`, as one
+// sentence; nothing when it may be. It applies to responses too: under kScript one that carries
+// pickled Python is refused.
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
-                                   const std::vector<char>& payload);
+                                   const std::vector<char>& payload, worker_id_t sender);
 
 // Why a peer must not run this built-in operator, as one sentence; nothing when it may. Under kAny
 // it may run all, else those of PyTorch's own namespace `aten` that do nothing but compute, do not

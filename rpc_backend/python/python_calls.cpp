@@ -22,6 +22,7 @@
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/python/held_exception.h"
+#include "rpc_backend/serve/callback/peer_request.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
 
@@ -52,17 +53,20 @@ py::object unpickled(PythonRpcHandler& handler, const SerializedPyObj& answer) {
   }
 }
 
-// Gives `take` what the function returned; throws error_already_set with what it raised. Without
-// the GIL, which `take` has.
+// Gives `take` what the function returned at worker `from`; throws error_already_set with what it
+// raised. Without the GIL, which `take` has.
 template <typename Take>
-auto withValue(const Message& answer, Take&& take) {
+auto withValue(const Message& answer, worker_id_t from, Take&& take) {
   MessageType type = answer.type();
   const auto response = torch::distributed::rpc::deserializeResponse(answer, type);
   TORCH_CHECK(type == MessageType::PYTHON_RET, "Unrecognized response message type ", type);
   const SerializedPyObj& pickled = static_cast<PythonResp&>(*response).serializedPyObj();
   auto& handler = PythonRpcHandler::getInstance();
   const py::gil_scoped_acquire gil;
-  py::object value = unpickled(handler, pickled);
+  py::object value = [&] {
+    const SenderScope scope(from);
+    return unpickled(handler, pickled);
+  }();
   handler.handleExceptionGILHeld(value);
   return take(std::move(value));
 }
@@ -89,17 +93,17 @@ py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at:
   const auto future = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
   awaitAnswer(*future);
   future->waitAndThrow();
-  return withValue(*future->constValue().toCustomClass<Message>(),
+  return withValue(*future->constValue().toCustomClass<Message>(), to.id_,
                    [](py::object value) { return value; });
 }
 
 // The answer's value. What the function raised comes in a form that may be thrown several times;
 // Python's own may be thrown only once. Without the GIL.
-at::IValue read(const JitFuture& answer) {
+at::IValue read(const JitFuture& answer, worker_id_t from) {
   try {
-    return withValue(*answer.constValue().toCustomClass<Message>(), [](const py::object& made) {
-      return torch::jit::toIValue(made, at::PyObjectType::get());
-    });
+    return withValue(
+        *answer.constValue().toCustomClass<Message>(), from,
+        [](const py::object& made) { return torch::jit::toIValue(made, at::PyObjectType::get()); });
   } catch (const py::error_already_set& raised) {
     const py::gil_scoped_acquire gil;
     throw HeldException(raised);
@@ -113,7 +117,9 @@ std::shared_ptr<PythonFutureWrapper> startPython(const WorkerInfo& to, std::stri
   const CallSite site;
   const py::gil_scoped_release no_gil;
   const auto answer = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
-  return std::make_shared<PythonFutureWrapper>(futureValue(answer, at::PyObjectType::get(), read));
+  return std::make_shared<PythonFutureWrapper>(
+      futureValue(answer, at::PyObjectType::get(),
+                  [from = to.id_](const JitFuture& answered) { return read(answered, from); }));
 }
 
 // Waits for a value of this worker's own, which another thread makes.
@@ -138,6 +144,8 @@ void bindPythonCalls(py::module_& module) {
   module.def("_start_python", &startPython, py::arg("to"), py::arg("pickled"), py::arg("tensors"),
              py::arg("timeout"), py::arg("async_execution"),
              "rpc_async of a pickled call: a future, which raises what the function raised.");
+  module.def("_sender_of_message", &SenderScope::sender,
+             "The worker whose message this thread unpickles; None where that is not known.");
   module.def(
       "_await", [](const PythonFutureWrapper& future) { awaitInterruptibly(*future.fut); },
       py::arg("future"), py::call_guard<py::gil_scoped_release>(),

@@ -188,6 +188,16 @@ bool RRefService::mayEndContext(worker_id_t from, std::int64_t context) {
   return found != brought_.end() && found->second.erase(context) > 0;
 }
 
+std::shared_ptr<void> RRefService::takeGradients(std::int64_t context, std::int64_t message) {
+  const std::pair key(context, message);
+  const std::lock_guard lock(mutex_);
+  if (!taking_gradients_.insert(key).second) return nullptr;
+  return {this, [key, alive = context_.keepAlive()](RRefService* self) {
+            const std::lock_guard own(self->mutex_);
+            self->taking_gradients_.erase(key);
+          }};
+}
+
 void RRefService::warnAboutLeaks(bool ignored) const {
   if (ignored && logLevel() > LogLevel::kInfo) return;
   std::size_t leaked = 0;

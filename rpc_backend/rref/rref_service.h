@@ -68,6 +68,9 @@ class RRefService {
   // Whether `from` may end it here: who began it, or who brought it here. Others, whom torch tells
   // to tell this worker, do so in vain. It is asked once for each end.
   bool mayEndContext(worker_id_t from, std::int64_t context);
+  // Gradients for what a call brought here, by the ids of its context and of its message, are about
+  // to be taken, until the result goes. Null: others for it are being taken.
+  std::shared_ptr<void> takeGradients(std::int64_t context, std::int64_t message);
 
   // As WeftAgent::warnAboutLeakedRRefs().
   void warnAboutLeaks(bool ignored) const;
@@ -95,6 +98,7 @@ class RRefService {
   std::set<worker_id_t> failing_;  // peers for which a completer is about to read that number
   // The contexts of other workers that each peer has brought here.
   std::unordered_map<worker_id_t, std::unordered_set<std::int64_t>> brought_;
+  std::set<std::pair<std::int64_t, std::int64_t>> taking_gradients_;
 };
 
 }  // namespace weft::rpc

@@ -1,5 +1,6 @@
-// Quick and native calls: scripted calls of Weft's own, which need neither torch nor a worker. A
-// ScriptService runs them, and its result is there when it returns.
+// Quick and native calls (script_service.h has their names): scripted calls of Weft's own, which
+// need neither torch nor a worker. A ScriptService runs them, and its result is there when it
+// returns.
 //
 // A quick call is short. The request server runs it on the thread that reads it, because a hop to a
 // worker would take longer. Its service must neither wait nor call out. Its name begins with
@@ -13,9 +14,6 @@
 #include "rpc_backend/core/torch_names.h"
 
 namespace weft::rpc {
-
-inline constexpr const char* kQuick = "__weft__.quick.";
-inline constexpr const char* kNative = "__weft__.native.";
 
 class IncomingMessage;
 

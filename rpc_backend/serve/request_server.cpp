@@ -15,6 +15,11 @@ namespace weft::rpc {
 
 namespace {
 
+struct UntilAnswered {
+  std::shared_ptr<const CallContext> request;
+  std::shared_ptr<void> gradients;  // as RRefService::takeGradients()
+};
+
 // A payload that is not in the header has not been read, and its RRefs stay unknown.
 std::span<const char> payloadIn(const WireHeader& head) {
   return {reinterpret_cast<const char*>(head.payload.data()), head.payload.size()};
@@ -80,7 +85,7 @@ void RequestServer::serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, In
   const RequestPolicy policy = context_.options.request_policy;
   try {
     const auto type = static_cast<MessageType>(in.type());
-    if (const auto why = refusal(policy, type, in.payload())) {
+    if (const auto why = refusal(policy, type, in.payload(), from)) {
       responder_.refuseByPolicy(from, in.callId(), {}, *why);
       return;
     }
@@ -106,7 +111,7 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
     const auto serves = native ? &RequestServer::serveNative : &RequestServer::serve;
     WorkerPool& threads = native ? context_.completers : context_.workers;
     threads.run([this, serves, alive = context_.keepAlive(), call = std::move(call)] {
-      if (const auto message = call->take()) (this->*serves)(call->caller(), *message, *call);
+      if (const auto message = call->take()) (this->*serves)(call->caller(), *message, call);
     });
   } catch (const std::exception& error) {
     // There is no memory or no thread for the task.
@@ -116,9 +121,8 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
   }
 }
 
-void RequestServer::serveNative(const Caller& caller, IncomingMessage& in,
-                                const CallContext& call) {
-  if (call.isCancelled()) {
+void RequestServer::serveNative(const Caller& caller, IncomingMessage& in, const Request& request) {
+  if (request->isCancelled()) {
     responder_.drop(caller.from, in.payload());
   } else {
     serveDirectly(caller.from, caller.seen, in, &runNative);
@@ -184,8 +188,8 @@ void RequestServer::serveOwn(const Caller& caller, const FuturePtr& made, const 
   }
 }
 
-void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallContext& call) {
-  const CallScope scope(&call);
+void RequestServer::serve(const Caller& caller, IncomingMessage& in, const Request& request) {
+  const CallScope scope(request.get());
   try {
     const auto type = static_cast<MessageType>(in.type());
     const auto& payload = in.payload();
@@ -194,9 +198,10 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallC
                         !group_.lossOf(caller.from) && !RRefLifecycle::isControl(type);
     if (failed) {
       logDebug("a request from before the loss of " + group_.describe(caller.from) + " is not run");
-    } else if (const auto why = refusal(context_.options.request_policy, type, payload)) {
+    } else if (const auto why =
+                   refusal(context_.options.request_policy, type, payload, caller.from)) {
       responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
-    } else if (call.isCancelled() && mayBeDropped(innermost(type, payload).type)) {
+    } else if (request->isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       responder_.drop(caller.from, payload);
     } else if (RRefLifecycle::isControl(type)) {
       // torch, which may read it all the same, asks nobody whose the RRef is.
@@ -205,14 +210,14 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const CallC
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
       responder_.send(caller.from, caller.id, RRefLifecycle::ack());
     } else {
-      runRequest(caller, in);
+      runRequest(caller, in, request);
     }
   } catch (const std::exception& error) {
     responder_.fail(caller.from, caller.id, error.what());
   }
 }
 
-void RequestServer::runRequest(Caller caller, IncomingMessage& in) {
+void RequestServer::runRequest(Caller caller, IncomingMessage& in, const Request& request) {
   const auto type = static_cast<MessageType>(in.type());
   // Read before finish() takes the payload.
   const Innermost asked = innermost(type, in.payload());
@@ -226,7 +231,9 @@ void RequestServer::runRequest(Caller caller, IncomingMessage& in) {
     }
   }
   {
-    const PeerRequest request(caller.from, rrefs_, distrusts);
+    const auto held = std::make_shared<UntilAnswered>(UntilAnswered{request, nullptr});
+    caller.until_answered = held;
+    const PeerRequest checks(caller.from, rrefs_, distrusts, held->gradients);
     runner_.run(caller, [&] { return in.finish(distrusts); });
   }
   if (fetched) rrefs_.onFetch(*fetched);

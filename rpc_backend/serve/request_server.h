@@ -61,11 +61,12 @@ class RequestServer {
   };
   // Whether `bytes` more fit beside the `held` bytes of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
-  void serve(const Caller& caller, IncomingMessage& in, const CallContext& call);
-  // Runs what is neither refused nor dropped.
-  void runRequest(Caller caller, IncomingMessage& in);
+  using Request = std::shared_ptr<const CallContext>;
+  void serve(const Caller& caller, IncomingMessage& in, const Request& request);
+  // Runs what is neither refused nor dropped. The request counts until it is answered.
+  void runRequest(Caller caller, IncomingMessage& in, const Request& request);
   // On a completer.
-  void serveNative(const Caller& caller, IncomingMessage& in, const CallContext& call);
+  void serveNative(const Caller& caller, IncomingMessage& in, const Request& request);
   // Loop thread: serves a quick call at once. False: it is another call, tools want to see it, or
   // it comes before start().
   bool serveIfQuick(worker_id_t from, IncomingMessage& in);

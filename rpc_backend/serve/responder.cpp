@@ -101,7 +101,7 @@ void Responder::decline(worker_id_t from, std::span<const char> payload) {
 
 void Responder::respond(const Caller& caller, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record, created] = caller;
+  const auto& [to, id, seen, order, arrived, record, created, until_answered] = caller;
   CallRecorder::get().served(record, result.hasError());
   try {
     // These are other streams than the request's, which may have changed an RRef's value in place.

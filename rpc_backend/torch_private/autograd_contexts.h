@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "rpc_backend/core/torch_names.h"
@@ -16,6 +17,10 @@ namespace weft::rpc::autograd_contexts {
 inline worker_id_t creatorOf(std::int64_t context) noexcept {
   return static_cast<worker_id_t>(context >> 48);
 }
+bool isHere(std::int64_t context);
+// What keeps the context alive whose gradients a BACKWARD_AUTOGRAD_REQ brings to another worker;
+// null: it is not here.
+std::shared_ptr<void> contextOf(const Message& gradients);
 // Ids of the contexts of distributed autograd here that this worker has begun. Not on the loop
 // thread: torch drops graphs with its locks held, which may need the GIL.
 std::vector<std::int64_t> begunBy(worker_id_t worker);

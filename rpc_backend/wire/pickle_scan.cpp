@@ -19,15 +19,21 @@ constexpr std::uint32_t kMaxDepth = 512;
 constexpr std::uint32_t kMaxTypeDepth = 128;  // of a type's name
 // How many tuples one may hold, each counted as often as it is held, beside one for each byte.
 constexpr std::uint64_t kMaxTuples = 10'000;
+// How many values one may hold in all, a text's bytes among them, each counted as often as it is
+// held, beside some for each byte. A pickle that holds each once has fewer values than bytes.
+constexpr std::uint64_t kMaxValues = 1'000'000;
+constexpr std::uint64_t kValuesPerByte = 8;
 
 constexpr const char* kDeep = "its values are nested too deeply";
 constexpr const char* kObject =
     "it has an object of a TorchScript class or a member of an enum, which torch cannot send";
+constexpr const char* kNotForked = "it has an RRef that its sender has not forked";
 constexpr const char* kMalformed = "its pickle is cut short, or is not one that torch writes";
 
 enum class Callee : std::uint8_t {
   kNone,   // not something to call
   kTyped,  // parses a type's name
+  kRRef,   // does so, too, and adds to RRefContext
   kOther,
 };
 
@@ -45,7 +51,7 @@ constexpr std::array kNames{
     Name{"torch.jit._pickle", "build_tensorlist", Callee::kOther},
     Name{"torch.jit._pickle", "build_doublelist", Callee::kOther},
     Name{"torch.jit._pickle", "build_boollist", Callee::kOther},
-    Name{"torch.distributed.rpc", "rref", Callee::kTyped},
+    Name{"torch.distributed.rpc", "rref", Callee::kRRef},
     Name{"torch", "device", Callee::kOther},
     Name{"builtins", "complex", Callee::kOther},
 };
@@ -92,8 +98,11 @@ bool isScripted(std::string_view module) {
 // Runs the pickle on a stack that knows only what values hold.
 class Scan : Reader {
  public:
-  explicit Scan(std::string_view pickle)
-      : Reader(pickle), max_tuples_(kMaxTuples + pickle.size()) {}
+  Scan(std::string_view pickle, std::int64_t sender)
+      : Reader(pickle),
+        sender_(sender),
+        max_tuples_(kMaxTuples + pickle.size()),
+        max_values_(kMaxValues + kValuesPerByte * pickle.size()) {}
 
   std::optional<std::string> run() {
     if (!starts("\x80\x02")) fail();
@@ -111,15 +120,19 @@ class Scan : Reader {
   }
 
  private:
-  // kPlain holds nothing.
-  using Value = std::uint32_t;
-  static constexpr Value kPlain = 0;
+  static constexpr std::uint32_t kPlain = 0;  // the node that holds nothing
+  struct Value {
+    std::uint32_t node = kPlain;
+    std::optional<std::int64_t> number = std::nullopt;  // that it is, literally
+  };
   struct Node {
     std::uint32_t depth = 0;
     std::uint32_t type_depth = 0;  // of a text, or of one beside others in a tuple
     bool complete = true;          // it is part of another one, or was fetched
     Callee callee = Callee::kNone;
-    std::uint64_t tuples = 0;  // in its type, this one included
+    std::uint64_t tuples = 0;       // in its type, this one included
+    std::uint64_t values = 1;       // in it, this one included
+    bool forked_by_sender = false;  // a tuple of an RRef's ids that the sender may make
   };
 
   void step(unsigned char op) {
@@ -132,11 +145,11 @@ class Scan : Reader {
       case kLong1:  // torch's unpickler takes no other length
         return next() == 8 ? number(op) : fail();
       case kBinFloat:
-        return skip(8) ? stack_.push_back(kPlain) : fail();
+        return skip(8) ? stack_.push_back({}) : fail();
       case kNone:
       case kNewTrue:
       case kNewFalse:
-        return stack_.push_back(kPlain);
+        return stack_.push_back({});
       case kBinUnicode:
         return text();
       case kGlobal:
@@ -180,20 +193,18 @@ class Scan : Reader {
   void push(const Node& node) {
     if (node.depth > kMaxDepth) fail(kDeep);
     nodes_.push_back(node);
-    stack_.push_back(static_cast<Value>(nodes_.size() - 1));
+    stack_.push_back({static_cast<std::uint32_t>(nodes_.size() - 1)});
   }
   void number(unsigned char op) {
     std::int64_t value = 0;
     if (!integer(op, value)) return fail();
     if (stack_.empty()) bottom_ = value;
-    stack_.push_back(kPlain);
+    stack_.push_back({kPlain, value});
   }
   void text() {
     std::string_view text;
     if (!takeText(text)) return fail();
-    const std::uint32_t depth = typeDepth(text);
-    if (depth == 0) return stack_.push_back(kPlain);
-    push({.type_depth = depth});
+    push({.type_depth = typeDepth(text), .values = 1 + text.size()});
   }
   void global() {
     std::string_view module;
@@ -219,29 +230,47 @@ class Scan : Reader {
     if (stack_.size() < count) return fail(), all;
     const auto first = stack_.end() - static_cast<std::ptrdiff_t>(count);
     for (auto each = first; each != stack_.end(); ++each) {
-      Node& part = nodes_[*each];
+      Node& part = nodes_[each->node];
       if (part.callee != Callee::kNone) fail();
       part.complete = true;
       all.depth = std::max(all.depth, part.depth);
       all.type_depth = std::max(all.type_depth, part.depth == 0 ? part.type_depth : 0);
       all.tuples = std::min(all.tuples + part.tuples, max_tuples_ + 1);
+      all.values = std::min(all.values + part.values, max_values_ + 1);
     }
     stack_.erase(first, stack_.end());
+    if (all.values > max_values_) fail("it holds the same values too often");
     return all;
+  }
+  // Whether so many values on top are an RRef's that the sender has forked, as PyRRef and torch's
+  // pickler write it: owner, value's id (2), fork's id (2), parent, type.
+  bool isForkOfSender(std::size_t count) const {
+    constexpr std::size_t kParts = 7;
+    constexpr std::size_t kForkedOn = 3;
+    constexpr std::size_t kParent = 5;
+    if (count != kParts || stack_.size() < count) return false;
+    const Value* const parts = &stack_[stack_.size() - count];
+    return parts[kForkedOn].number == sender_ && parts[kParent].number == sender_;
   }
   void tuple(std::size_t count) {
     if (count == stack_.size()) head_ = std::exchange(bottom_, std::nullopt);
+    const bool forked_by_sender = isForkOfSender(count);
     const Node parts = drop(count);
     if (parts.tuples >= max_tuples_) fail("its tuples hold the same ones too often");
-    push({.depth = parts.depth + 1, .type_depth = parts.type_depth, .tuples = parts.tuples + 1});
+    push({.depth = parts.depth + 1,
+          .type_depth = parts.type_depth,
+          .tuples = parts.tuples + 1,
+          .values = parts.values,
+          .forked_by_sender = forked_by_sender});
   }
   void fill(std::size_t count) {
     const Node parts = drop(count);
     if (stack_.empty()) return fail();
-    Node& into = nodes_[stack_.back()];
+    Node& into = nodes_[stack_.back().node];
     if (into.complete) return fail();
     if (parts.depth >= kMaxDepth) fail(kDeep);
     into.depth = std::max(into.depth, parts.depth + 1);
+    into.values = std::min(into.values + parts.values, max_values_ + 1);
   }
   void setItems(std::size_t count) {
     if (count % 2 != 0) return fail();  // the unpickler would read on behind the last key
@@ -249,32 +278,35 @@ class Scan : Reader {
   }
   // The callee below the value on top; kNone: there is none.
   Callee callee() const {
-    return stack_.size() < 2 ? Callee::kNone : nodes_[stack_[stack_.size() - 2]].callee;
+    return stack_.size() < 2 ? Callee::kNone : nodes_[stack_[stack_.size() - 2].node].callee;
   }
   void call() {
     const Callee function = callee();
     if (function == Callee::kNone) return fail();
-    const Node args = nodes_[stack_.back()];
+    const Node args = nodes_[stack_.back().node];
     drop(1);
     stack_.pop_back();
-    if (function == Callee::kTyped && args.type_depth > kMaxTypeDepth) fail(kDeep);
-    push({.depth = args.depth});
+    if (function != Callee::kOther && args.type_depth > kMaxTypeDepth) fail(kDeep);
+    if (function == Callee::kRRef && !args.forked_by_sender) fail(kNotForked);
+    push({.depth = args.depth, .values = args.values});
   }
   void put(unsigned char op) {
     std::uint32_t index = 0;
     // The pickler counts; the unpickler fills its memo up to the index.
     if (stack_.empty() || !takeIndex(op, index) || index > memo_.size()) return fail();
-    if (index == memo_.size()) memo_.push_back(kPlain);
+    if (index == memo_.size()) memo_.emplace_back();
     memo_[index] = stack_.back();
   }
   void get(unsigned char op) {
     std::uint32_t index = 0;
     if (!takeIndex(op, index) || index >= memo_.size()) return fail();
-    nodes_[memo_[index]].complete = true;
+    nodes_[memo_[index].node].complete = true;
     stack_.push_back(memo_[index]);
   }
 
+  const std::int64_t sender_;
   const std::uint64_t max_tuples_;
+  const std::uint64_t max_values_;
   std::optional<std::string> fault_;
   std::vector<Node> nodes_ = {Node{}};
   std::vector<Value> stack_;
@@ -290,12 +322,13 @@ class Scan : Reader {
 
 }  // namespace
 
-std::optional<std::string> faultOf(std::span<const char> pickle) {
-  return Scan(std::string_view(pickle.data(), pickle.size())).run();
+std::optional<std::string> faultOf(std::span<const char> pickle, std::int64_t sender) {
+  return Scan(std::string_view(pickle.data(), pickle.size()), sender).run();
 }
 
 std::optional<std::int64_t> headOf(std::span<const char> pickle) {
-  Scan scan(std::string_view(pickle.data(), pickle.size()));
+  constexpr std::int64_t kNobody = -1;  // such a tuple has no RRef
+  Scan scan(std::string_view(pickle.data(), pickle.size()), kNobody);
   return scan.run() ? std::nullopt : scan.head();
 }
 

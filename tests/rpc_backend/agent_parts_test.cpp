@@ -324,42 +324,55 @@ TEST(CallTable, EachCallIsTakenOnce) {
 
 // Policy.
 
+constexpr worker_id_t kSender = 1;
+
 TEST(RequestPolicy, ScriptSeesThroughWhatTorchWraps) {
   const std::vector<char> body(50, 'x');
   using enum MessageType;
   for (const MessageType python : {PYTHON_CALL, PYTHON_REMOTE_CALL, PYTHON_RREF_FETCH_CALL,
                                    PYTHON_RET, PYTHON_RREF_FETCH_RET}) {
-    EXPECT_TRUE(refusal(RequestPolicy::kScript, python, body));
-    EXPECT_FALSE(refusal(RequestPolicy::kAny, python, body));
-    EXPECT_FALSE(refusal(RequestPolicy::kRegistered, python, body));
+    EXPECT_TRUE(refusal(RequestPolicy::kScript, python, body, kSender));
+    EXPECT_FALSE(refusal(RequestPolicy::kAny, python, body, kSender));
+    EXPECT_FALSE(refusal(RequestPolicy::kRegistered, python, body, kSender));
     const auto once = wrapped(python, body);
-    EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, once));
+    EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, once, kSender));
     EXPECT_EQ(innermost(FORWARD_AUTOGRAD_REQ, once).type, python);
     const auto twice = wrapped(FORWARD_AUTOGRAD_REQ, once);
-    EXPECT_TRUE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice));
+    EXPECT_TRUE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice, kSender));
     EXPECT_EQ(innermost(RUN_WITH_PROFILING_REQ, twice).type, python);
     EXPECT_EQ(innermost(RUN_WITH_PROFILING_REQ, twice).payload.size(), body.size());
   }
   for (const MessageType script : {SCRIPT_CALL, SCRIPT_REMOTE_CALL, SCRIPT_RREF_FETCH_CALL}) {
     const auto twice = wrapped(FORWARD_AUTOGRAD_REQ, wrapped(script, body));
-    EXPECT_FALSE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice));
+    EXPECT_FALSE(refusal(RequestPolicy::kScript, RUN_WITH_PROFILING_REQ, twice, kSender));
   }
 }
 
 TEST(RequestPolicy, ScriptRefusesWrappersThatItCannotRead) {
   using enum MessageType;
-  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, {}));
-  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, std::vector<char>(40, 'x')));
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, {}, kSender));
+  EXPECT_TRUE(
+      refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, std::vector<char>(40, 'x'), kSender));
   auto deep = std::vector<char>(5, 'x');
   for (int i = 0; i < 10; ++i)
     deep = wrapped(FORWARD_AUTOGRAD_REQ, deep);
-  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, deep));
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, deep, kSender));
   EXPECT_FALSE(innermost(FORWARD_AUTOGRAD_REQ, deep).recognised);
   EXPECT_FALSE(innermost(FORWARD_AUTOGRAD_REQ, {}).recognised);
   EXPECT_TRUE(innermost(PYTHON_CALL, {}).recognised);
   EXPECT_THROW(parseRequestPolicy("none"), c10::Error);
   for (const char* name : {"any", "registered", "script"})
     EXPECT_STREQ(toString(parseRequestPolicy(name)), name);
+}
+
+// It would add to the gradients of what the value is made of, and wait for others.
+TEST(RequestPolicy, NoBackwardPassIsBegunForAPeer) {
+  using enum MessageType;
+  const std::vector<char> body(50, 'x');
+  const auto backward = wrapped(RREF_BACKWARD_REQ, body);
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, RREF_BACKWARD_REQ, body, kSender));
+  EXPECT_TRUE(refusal(RequestPolicy::kScript, FORWARD_AUTOGRAD_REQ, backward, kSender));
+  EXPECT_FALSE(refusal(RequestPolicy::kAny, RREF_BACKWARD_REQ, body, kSender));
 }
 
 // Lists of one list each, as torch's pickler writes them.
@@ -374,12 +387,12 @@ std::vector<char> nested(std::size_t depth) {
 TEST(RequestPolicy, ValuesThatNestSoDeeplyThatTorchWouldCrashAreRefused) {
   using enum MessageType;
   for (const RequestPolicy policy : {RequestPolicy::kScript, RequestPolicy::kRegistered}) {
-    EXPECT_FALSE(refusal(policy, SCRIPT_CALL, nested(100)));
-    EXPECT_TRUE(refusal(policy, SCRIPT_CALL, nested(100'000)));
+    EXPECT_FALSE(refusal(policy, SCRIPT_CALL, nested(100), kSender));
+    EXPECT_TRUE(refusal(policy, SCRIPT_CALL, nested(100'000), kSender));
     const auto once = wrapped(SCRIPT_CALL, nested(100'000));
-    EXPECT_TRUE(refusal(policy, FORWARD_AUTOGRAD_REQ, once));
+    EXPECT_TRUE(refusal(policy, FORWARD_AUTOGRAD_REQ, once, kSender));
   }
-  EXPECT_FALSE(refusal(RequestPolicy::kAny, SCRIPT_CALL, nested(100'000)));
+  EXPECT_FALSE(refusal(RequestPolicy::kAny, SCRIPT_CALL, nested(100'000), kSender));
 }
 
 at::IValue scriptObject(const std::shared_ptr<torch::jit::CompilationUnit>& unit) {
@@ -432,7 +445,7 @@ std::vector<at::IValue> valuesOfScripts() {
 std::string refusalOf(RequestPolicy policy, at::IValue value) {
   std::vector<at::Tensor> tensors;
   const auto payload = torch::jit::pickle(c10::ivalue::Tuple::create(std::move(value)), &tensors);
-  return refusal(policy, MessageType::SCRIPT_CALL, payload).value_or("");
+  return refusal(policy, MessageType::SCRIPT_CALL, payload, kSender).value_or("");
 }
 
 TEST(RequestPolicy, WhatTorchsPicklerWritesIsRead) {

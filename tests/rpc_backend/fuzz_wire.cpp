@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   --size;
   if (wrapped) {
     const std::span text(reinterpret_cast<const char*>(data), size);
-    faultOf(text);
+    faultOf(text, 1);
     const auto found = readWrappedType(text);
     if (found && found->inner_payload.size() >= size) __builtin_trap();
     return 0;

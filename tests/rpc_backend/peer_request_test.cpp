@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_profiling_req.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
@@ -10,6 +11,7 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/rpc_backend/agent_world.h"
@@ -22,11 +24,13 @@ using torch::autograd::profiler::ProfilerConfig;
 using torch::autograd::profiler::ProfilerState;
 using torch::distributed::autograd::AutogradMetadata;
 using torch::distributed::autograd::CleanupAutogradContextReq;
+using torch::distributed::autograd::PropagateGradientsReq;
 using torch::distributed::autograd::RpcWithAutograd;
 using torch::distributed::autograd::RpcWithProfilingReq;
 using torch::distributed::rpc::GloballyUniqueId;
 using torch::distributed::rpc::RpcCommandBase;
 using torch::distributed::rpc::RRefUserDelete;
+using torch::distributed::rpc::ScriptCall;
 using torch::distributed::rpc::ScriptRemoteCall;
 using enum MessageType;
 
@@ -35,7 +39,7 @@ using Command = std::unique_ptr<RpcCommandBase>;
 struct PeerRequestTest : ::testing::Test {
   // As when torch has read a request of rank 1.
   Command checked(Command command, MessageType type) {
-    const PeerRequest request(1, world.rrefs, distrusts);
+    const PeerRequest request(1, world.rrefs, distrusts, gradients);
     return PeerRequest::checked(std::move(command), type);
   }
   // The context that torch is to end on behalf of rank 1; -1: none.
@@ -46,6 +50,7 @@ struct PeerRequestTest : ::testing::Test {
   }
 
   bool distrusts = true;
+  std::shared_ptr<void> gradients;
   AgentWorld world{2 * testing::kNobodyHasThis, 2, c10::make_intrusive<c10d::HashStore>(),
                    RequestPolicy::kScript};
 };
@@ -121,16 +126,66 @@ TEST_F(PeerRequestTest, AProfileHasAState) {
       checked(profiled(1, creating({1, 4}, {1, 5}), SCRIPT_REMOTE_CALL), RUN_WITH_PROFILING_REQ));
 }
 
+// The callbacks that it would leave are looked for around the outermost message.
+TEST_F(PeerRequestTest, AProfileIsAroundAutograd) {
+  const auto call = [&] { return creating({1, 4}, {1, 5}); };
+  const std::int64_t context = std::int64_t{1} << 48;
+  EXPECT_THROW(
+      checked(inContext(context, profiled(1, call(), SCRIPT_REMOTE_CALL), RUN_WITH_PROFILING_REQ),
+              FORWARD_AUTOGRAD_REQ),
+      c10::Error);
+  EXPECT_NO_THROW(
+      checked(profiled(1, inContext(context, call(), SCRIPT_REMOTE_CALL), FORWARD_AUTOGRAD_REQ),
+              RUN_WITH_PROFILING_REQ));
+}
+
 TEST_F(PeerRequestTest, AContextIsEndedByWhoBeganItOrBroughtIt) {
   const std::int64_t its_own = (std::int64_t{1} << 48) + 3;
   const std::int64_t brought = (std::int64_t{2} << 48) + 3;
   EXPECT_EQ(ended(its_own), its_own);
   EXPECT_EQ(ended(brought), -1);
-  for (const std::int64_t context : {brought, std::int64_t{3}})
-    checked(inContext(context, creating({1, 4}, {1, 5}), SCRIPT_REMOTE_CALL), FORWARD_AUTOGRAD_REQ);
+  checked(inContext(brought, creating({1, 4}, {1, 5}), SCRIPT_REMOTE_CALL), FORWARD_AUTOGRAD_REQ);
   EXPECT_EQ(ended(brought), brought);
   EXPECT_EQ(ended(brought), -1);
   EXPECT_EQ(ended(3), -1);  // of this worker
+}
+
+// torch would begin it, and wait in this worker's next pass for gradients of the peer's.
+TEST_F(PeerRequestTest, AContextOfThisWorkersIsHere) {
+  const auto call = [&] { return creating({1, 4}, {1, 5}); };
+  EXPECT_THROW(checked(inContext(3, call(), SCRIPT_REMOTE_CALL), FORWARD_AUTOGRAD_REQ), c10::Error);
+  distrusts = false;
+  EXPECT_NO_THROW(checked(inContext(3, call(), SCRIPT_REMOTE_CALL), FORWARD_AUTOGRAD_REQ));
+}
+
+// torch writes them where its engine may still read the former ones.
+TEST_F(PeerRequestTest, GradientsOfACallAreTakenOnceAtATime) {
+  const auto bring = [&](std::int64_t message) {
+    checked(std::make_unique<PropagateGradientsReq>(AutogradMetadata(1, message),
+                                                    std::vector<at::Tensor>{}),
+            BACKWARD_AUTOGRAD_REQ);
+    return std::exchange(gradients, nullptr);
+  };
+  auto taken = bring(1);
+  EXPECT_TRUE(taken);
+  EXPECT_THROW(bring(1), c10::Error);
+  EXPECT_TRUE(bring(2));
+  taken.reset();
+  EXPECT_TRUE(bring(1));
+}
+
+// Operators and compiled graphs expect none.
+TEST_F(PeerRequestTest, UndefinedTensorsAreNoArguments) {
+  const auto call = [&](const char* name, at::IValue value) {
+    return checked(std::make_unique<ScriptCall>(c10::QualifiedName(name),
+                                                std::vector<at::IValue>{std::move(value)}),
+                   SCRIPT_CALL);
+  };
+  EXPECT_NO_THROW(call("__torch__.f", at::ones({1})));
+  EXPECT_THROW(call("__torch__.f", at::Tensor()), c10::Error);
+  EXPECT_THROW(call("__torch__.f", c10::List<at::Tensor>({at::ones({1}), at::Tensor()})),
+               c10::Error);
+  EXPECT_NO_THROW(call("__weft__.quick.deliver", at::Tensor()));
 }
 
 TEST_F(PeerRequestTest, OfAPeerThatIsTrustedOnlyTheEndOfThisWorkersContextsIsInVain) {

@@ -10,10 +10,12 @@ namespace {
 
 using namespace std::string_literals;
 
+constexpr std::int64_t kSender = 1;
+
 // Empty: none.
 std::string fault(const std::string& values) {
   const std::string pickle = "\x80\x02" + values + ".";
-  return faultOf(std::span(pickle.data(), pickle.size())).value_or("");
+  return faultOf(std::span(pickle.data(), pickle.size()), kSender).value_or("");
 }
 
 void expectFault(const std::string& values, const std::string& part) {
@@ -53,7 +55,7 @@ TEST(PickleScan, WhatTorchWritesMayBeRead) {
 }
 
 TEST(PickleScan, TheNamesOfRpcMayBeRead) {
-  const std::string ids = "K\x00K\x00K\x01K\x00K\x02K\x01"s;
+  const std::string ids = "K\x00K\x00K\x01K\x01K\x02K\x01"s;
   EXPECT_EQ(fault("(ctorch.jit._pickle\nbuild_tensor_from_id\n(K\x01tR"
                   "ctorch.jit._pickle\nbuild_intlist\n(](K\x01\x65tR"
                   "cbuiltins\ncomplex\nG12345678G12345678\x86R"
@@ -109,6 +111,35 @@ TEST(PickleScan, TuplesOfTheSameTuplesMayNot) {
   EXPECT_EQ(fault("N\x85q"s + '\0' + "(" + times("h\0"s, 100000) + "t"), "");
 }
 
+// As objects of Python each is made as often as it is held.
+TEST(PickleScan, ListsOfTheSameListsMayNot) {
+  const auto tower = [](const std::string& bottom, std::size_t levels) {
+    std::string lists = bottom + "r" + fourBytes(0);
+    for (std::size_t i = 0; i < levels; ++i)
+      lists += "](j" + fourBytes(i) + "j" + fourBytes(i) + "er" + fourBytes(i + 1);
+    return lists;
+  };
+  EXPECT_EQ(fault(tower("](K\x01\x65", 10)), "");
+  expectFault(tower("](K\x01\x65", 30), "too often");
+  expectFault(tower(text(times("x", 100000)), 10), "too often");
+  EXPECT_EQ(fault(tower(text(times("x", 100000)), 2)), "");
+}
+
+// Owner, value's id, fork's id, parent. torch deletes forks of what it takes for its own.
+TEST(PickleScan, RRefsThatAnotherWorkerHasForkedMayNot) {
+  const std::string name = "ctorch.distributed.rpc\nrref\n(";
+  const auto rref = [&](const std::string& ids) { return name + ids + text("Tensor") + "tR"; };
+  EXPECT_EQ(fault(rref("K\x02K\x02K\x01K\x01K\x02K\x01"s)), "");
+  const std::string forked = "not forked";
+  expectFault(rref("K\x02K\x02K\x01K\x00K\x02K\x01"s), forked);
+  expectFault(rref("K\x02K\x02K\x01K\x01K\x02K\x00"s), forked);
+  expectFault(rref("K\x02K\x02K\x01K\x01K\x02N"s), forked);
+  // Numbers from the memo, and a tuple that is made elsewhere.
+  EXPECT_EQ(fault("(K\x01q\x00"s + rref("K\x02K\x02K\x01h\x00K\x02h\x00"s) + "t"), "");
+  expectFault("(K\x00q\x00"s + rref("K\x02K\x02K\x01h\x00K\x02h\x00"s) + "t", forked);
+  expectFault("K\x00q\x00"s + name.substr(0, name.size() - 1) + "h\x00R"s, "");
+}
+
 // Each holds the next, and gets what it holds only afterwards.
 TEST(PickleScan, WhatGrowsLaterMayNot) {
   EXPECT_NE(fault("]q\x00]q\x01(h\x00\x65h\x00(K\x01\x65"s), "");
@@ -133,7 +164,7 @@ TEST(PickleScan, OtherOpcodesMayNot) {
   EXPECT_NE(fault("NQ"), "");
   EXPECT_NE(fault("}(K\x01u"), "") << "a key without a value";
   EXPECT_NE(fault("t"), "");
-  EXPECT_TRUE(faultOf({}));
+  EXPECT_TRUE(faultOf({}, kSender));
 }
 
 TEST(PickleScan, TheMemoOnlyCounts) {
@@ -146,9 +177,9 @@ TEST(PickleScan, TheMemoOnlyCounts) {
 // The unpickler would read on behind a name that does not end.
 TEST(PickleScan, WhatIsCutShortMayNot) {
   const std::string whole = "\x80\x02(" + typed("]q\x00(K\x01\x65"s, "List[int]") + "h\x00t."s;
-  EXPECT_FALSE(faultOf(std::span(whole.data(), whole.size())));
+  EXPECT_FALSE(faultOf(std::span(whole.data(), whole.size()), kSender));
   for (std::size_t length = 0; length < whole.size(); ++length)
-    EXPECT_TRUE(faultOf(std::span(whole.data(), length))) << "at " << length;
+    EXPECT_TRUE(faultOf(std::span(whole.data(), length), kSender)) << "at " << length;
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.rpc import internal
 
+from weft import _C
 from weft._remote.named_tuples import remade
 from weft._torch.request_policy import is_registered, refused
 
@@ -63,8 +64,13 @@ def _is_tensor_index(*args: Any) -> bool:
 
 def _is_rref(*args: Any) -> bool:
     parts = args[0] if len(args) == 1 and type(args[0]) is tuple else ()
-    kinds = [type(one) for one in parts]
-    return kinds == [int] * 6 + [str] and len(parts[6]) <= _MAX_TYPE_NAME
+    if [type(one) for one in parts] != [int] * 6 + [str] or len(parts[6]) > _MAX_TYPE_NAME:
+        return False
+    # torch believes that whoever sends an RRef has forked it; else a message could take the place of
+    # another worker's reference, and end that.
+    forked_on, parent = parts[3], parts[5]
+    sender = _C._sender_of_message()
+    return bool(forked_on == parent and (sender is None or sender == parent))
 
 
 def _is_bytes(*args: Any) -> bool:

@@ -37,9 +37,11 @@ constexpr milliseconds kPerGuest{1000};
 
 std::string failedKey(int rank) { return "shm-failed/" + std::to_string(rank); }
 
-Result<AuthKey> secretFrom(const AuthKey& key, const std::string& socket) {
+// Of the whole invitation: who can change it on its way through the Store, and has no key, gains
+// nothing but that the ranks do not meet.
+Result<AuthKey> secretFrom(const AuthKey& key, const Invitation& invitation) {
   WEFT_CHECK(key.valid(), "no endpoint opens without the group's key");
-  const std::string text = "weft shared memory " + socket;
+  const std::string text = "weft shared memory " + invitation.toText();
   return AuthKey::fromHex(
       transport::toHex(transport::hmacSha256(key, std::as_bytes(std::span(text)))));
 }
@@ -59,7 +61,7 @@ Result<Hosting> prepare(const Layout& layout, const AuthKey& key) {
   if (Error error = transport::fillRandom(name)) return error;
   hosting.invitation = {"weft-group-" + transport::toHex(name), layout.buffer_bytes,
                         layout.small_bytes, layout.heap_bytes};
-  const Result<AuthKey> secret = secretFrom(key, hosting.invitation.socket);
+  const Result<AuthKey> secret = secretFrom(key, hosting.invitation);
   if (!secret.ok()) return secret.error();
   hosting.secret = secret.value();
   Result<transport::BoundSocket> bound = transport::listenUnix(hosting.invitation.socket);
@@ -131,7 +133,7 @@ Result<UniqueFd> dial(const std::string& name, Deadline deadline) {
 // Authenticates this rank, takes the memory and maps it.
 Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, const AuthKey& key, int rank,
                                        int size, Deadline deadline) {
-  const Result<AuthKey> secret = secretFrom(key, invitation.socket);
+  const Result<AuthKey> secret = secretFrom(key, invitation);
   if (!secret.ok()) return secret.error();
   Result<UniqueFd> dialled = dial(invitation.socket, deadline);
   if (!dialled.ok()) return dialled.error();

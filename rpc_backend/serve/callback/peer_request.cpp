@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_profiling_req.h>
 #include <torch/csrc/distributed/rpc/python_remote_call.h>
@@ -12,15 +13,19 @@
 
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/rref/rref_service.h"
+#include "rpc_backend/serve/callback/script_service.h"
+#include "rpc_backend/torch_private/autograd_contexts.h"
 
 namespace weft::rpc {
 
 using torch::autograd::profiler::ProfilerState;
 using torch::distributed::autograd::CleanupAutogradContextReq;
+using torch::distributed::autograd::PropagateGradientsReq;
 using torch::distributed::autograd::RpcWithAutograd;
 using torch::distributed::autograd::RpcWithProfilingReq;
 using torch::distributed::rpc::GloballyUniqueId;
 using torch::distributed::rpc::PythonRemoteCall;
+using torch::distributed::rpc::ScriptCall;
 using torch::distributed::rpc::ScriptRemoteCall;
 
 namespace {
@@ -28,15 +33,42 @@ namespace {
 constexpr std::int64_t kNoContext = -1;
 thread_local const PeerRequest* current = nullptr;
 
+// torch sends no undefined tensor as an argument, and its operators and compiled graphs expect
+// none. Weft's own quick calls may have one.
+void checkValues(const ScriptCall& call) {
+  if (call.hasQualifiedName() && call.qualifiedName().qualifiedName().starts_with(kQuick)) return;
+  bool undefined = false;
+  for (const at::IValue& value : call.stack())
+    value.visit([&](const at::IValue& part) {
+      undefined = undefined || (part.isTensor() && !part.toTensor().defined());
+      return undefined;
+    });
+  TORCH_CHECK(!undefined, "the request is refused: one of its tensors is undefined");
+}
+
 // With another state torch begins no profile, and its guard aborts the process when it ends it.
 bool isProfile(ProfilerState state) {
   return state > ProfilerState::Disabled && state < ProfilerState::NUM_PROFILER_STATES;
 }
 
+thread_local std::optional<worker_id_t> sender_of_message;
+
 }  // namespace
 
-PeerRequest::PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts)
-    : from_(from), rrefs_(rrefs), distrusts_(distrusts) {
+SenderScope::SenderScope(std::optional<worker_id_t> sender) noexcept
+    : outer_(std::exchange(sender_of_message, sender)) {}
+
+SenderScope::~SenderScope() { sender_of_message = outer_; }
+
+std::optional<worker_id_t> SenderScope::sender() noexcept { return sender_of_message; }
+
+std::optional<worker_id_t> PeerRequest::sender() noexcept {
+  return current == nullptr ? std::nullopt : std::optional(current->from_);
+}
+
+PeerRequest::PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts,
+                         std::shared_ptr<void>& gradients)
+    : from_(from), rrefs_(rrefs), distrusts_(distrusts), gradients_(gradients) {
   current = this;
 }
 
@@ -61,8 +93,11 @@ bool PeerRequest::mayEnd(std::int64_t context) const {
 
 void PeerRequest::check(Command& command, MessageType type) const {
   switch (type) {
+    case MessageType::SCRIPT_CALL:
+      return checkValues(static_cast<ScriptCall&>(command));
     case MessageType::SCRIPT_REMOTE_CALL: {
       const auto& call = static_cast<ScriptRemoteCall&>(command);
+      checkValues(call);
       return checkCreated(call.retRRefId(), call.retForkId());
     }
     case MessageType::PYTHON_REMOTE_CALL: {
@@ -72,8 +107,19 @@ void PeerRequest::check(Command& command, MessageType type) const {
     }
     case MessageType::FORWARD_AUTOGRAD_REQ: {
       auto& call = static_cast<RpcWithAutograd&>(command);
-      rrefs_.onContextUsed(from_, call.autogradMetadata().autogradContextId);
+      checkContext(call.autogradMetadata().autogradContextId);
+      // torch profiles a call around autograd; the other way it would leave its callbacks.
+      TORCH_CHECK(call.wrappedMessageType() != MessageType::RUN_WITH_PROFILING_REQ,
+                  "the request is refused: it profiles a call inside of autograd's message");
       return checkWrapped(call.wrappedRpc(), call.wrappedMessageType());
+    }
+    case MessageType::BACKWARD_AUTOGRAD_REQ: {
+      const auto of = static_cast<PropagateGradientsReq&>(command).getAutogradMetadata();
+      gradients_ = rrefs_.takeGradients(of.autogradContextId, of.autogradMessageId);
+      // torch would write the second ones where its engine reads the first ones.
+      TORCH_CHECK(gradients_ != nullptr,
+                  "the request is refused: gradients of the same call are being taken");
+      return;
     }
     case MessageType::RUN_WITH_PROFILING_REQ: {
       auto& call = static_cast<RpcWithProfilingReq&>(command);
@@ -92,6 +138,15 @@ void PeerRequest::checkWrapped(Command& command, MessageType type) const {
                   type == MessageType::RUN_WITH_PROFILING_REQ,
               "the request is refused: it wraps a message that is not a user's call");
   check(command, type);
+}
+
+// A context of this worker's that torch would begin again would never end, and the gradients that
+// the peer owes it would be waited for.
+void PeerRequest::checkContext(std::int64_t context) const {
+  TORCH_CHECK(!rrefs_.beganContext(context) || autograd_contexts::isHere(context),
+              "the request is refused: the context of distributed autograd that it names is over, "
+              "or was never begun");
+  rrefs_.onContextUsed(from_, context);
 }
 
 void PeerRequest::checkCreated(const GloballyUniqueId& value, const GloballyUniqueId& fork) const {

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "rpc_backend/core/torch_names.h"
 #include "transport/base/api.h"
@@ -25,11 +26,27 @@ namespace weft::rpc {
 
 class RRefService;
 
+// Whose message this thread unpickles, for what the unpickler of Python checks.
+class SenderScope {
+ public:
+  // Nothing: it is not known.
+  WEFT_API explicit SenderScope(std::optional<worker_id_t> sender) noexcept;
+  WEFT_API ~SenderScope();
+  SenderScope(const SenderScope&) = delete;
+  SenderScope& operator=(const SenderScope&) = delete;
+  WEFT_API static std::optional<worker_id_t> sender() noexcept;
+
+ private:
+  const std::optional<worker_id_t> outer_;
+};
+
 class PeerRequest {
  public:
   using Command = torch::distributed::rpc::RpcCommandBase;
 
-  PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts);
+  // `gradients`: gets what lives as long as gradients that the request brings are taken.
+  PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts,
+              std::shared_ptr<void>& gradients);
   ~PeerRequest();
   PeerRequest(const PeerRequest&) = delete;
   PeerRequest& operator=(const PeerRequest&) = delete;
@@ -38,18 +55,22 @@ class PeerRequest {
   // outside of a scope. Throws c10::Error, which the peer gets, for what it must not ask.
   WEFT_API static std::unique_ptr<Command> checked(std::unique_ptr<Command> command,
                                                    MessageType type);
+  // Who asks, until checked(); nothing outside of a scope.
+  WEFT_API static std::optional<worker_id_t> sender() noexcept;
 
  private:
   bool mayEnd(std::int64_t context) const;
   // --- of a peer that is distrusted ---
   void check(Command& command, MessageType type) const;
   void checkWrapped(Command& command, MessageType type) const;
+  void checkContext(std::int64_t context) const;
   void checkCreated(const torch::distributed::rpc::GloballyUniqueId& value,
                     const torch::distributed::rpc::GloballyUniqueId& fork) const;
 
   const worker_id_t from_;
   RRefService& rrefs_;
   const bool distrusts_;
+  std::shared_ptr<void>& gradients_;
 };
 
 }  // namespace weft::rpc

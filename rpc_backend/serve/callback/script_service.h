@@ -24,6 +24,10 @@
 
 namespace weft::rpc {
 
+// How the names of quick and native calls begin (quick_call.h).
+inline constexpr const char* kQuick = "__weft__.quick.";
+inline constexpr const char* kNative = "__weft__.native.";
+
 class ScriptService {
  public:
   using Future = c10::ivalue::Future;
@@ -69,6 +73,7 @@ class ServesScripts : public Base {
   // The first that torch does with a message that it has read, on the thread that serves it.
   std::unique_ptr<Command> deserializePythonRpcCommand(std::unique_ptr<Command> rpc,
                                                        const MessageType& type) const override {
+    const SenderScope scope(PeerRequest::sender());
     return Base::deserializePythonRpcCommand(PeerRequest::checked(std::move(rpc), type), type);
   }
 
