@@ -42,12 +42,14 @@ def edits(elf: ELFFile) -> Iterator[tuple[int, bytes]]:
     for section in elf.iter_sections():
         if not isinstance(section, GNUVerNeedSection):
             continue
-        for need, versions in section.iter_versions():
+        for _, versions in section.iter_versions():
             for version in versions:
                 if version.name.encode() != NEW:
                     continue
                 if others := set(asking(elf, version["vna_other"])) - {WAIT}:
-                    raise SystemExit(f"{NEW.decode()} is needed for {', '.join(sorted(others))}, too")
+                    raise SystemExit(
+                        f"{NEW.decode()} is needed for {', '.join(sorted(others))}, too"
+                    )
                 strings = elf.get_section(section["sh_link"])
                 yield strings["sh_offset"] + version["vna_name"], OLD
                 hashes = section.data().find(elf_hash(NEW).to_bytes(4, sys.byteorder))
