@@ -376,7 +376,8 @@ TEST(Joining, TheKeyIsNeeded) {
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
 
-// Whoever reads the store knows the socket's name and the sizes, and nothing else.
+// Whoever reads the store knows the socket's name and the sizes, and nothing else; who writes to it
+// cannot change the sizes for one rank.
 TEST(Joining, NoSecretIsPublished) {
   const TemporaryFolder folder;
   Children children;
@@ -396,6 +397,9 @@ TEST(Joining, NoSecretIsPublished) {
                                    .set("heap_bytes", said.text("heap_bytes"))
                                    .toText());
   EXPECT_FALSE(joinsWith(groupKey('d'), published.value()));
+  Record changed = said;
+  changed.set("small_bytes", said.number("small_bytes").value_or(0) + 4096);
+  EXPECT_FALSE(joinsWith(groupKey(), changed.toText()));
   EXPECT_TRUE(joinsWith(groupKey(), published.value()));
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
