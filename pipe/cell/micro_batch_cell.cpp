@@ -233,10 +233,8 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
     drop();
     rng_.reset();
     sample_ = {};
-  } else if (checkpointed_) {
-    output_edges_.clear();
-    input_.dropNode();
-    state_ = CellState::kCheckpointed;
+  } else {
+    forgetRecomputation();
   }
   if (found.empty()) return result;
   auto next = found.begin();
@@ -245,6 +243,13 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
   }
   sums.add(stage_, next);
   return result;
+}
+
+void MicroBatchCell::forgetRecomputation() {
+  if (!checkpointed_ || state_ != CellState::kGraph) return;
+  output_edges_.clear();
+  input_.dropNode();
+  state_ = CellState::kCheckpointed;
 }
 
 void MicroBatchCell::drop() {

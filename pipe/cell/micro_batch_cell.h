@@ -48,6 +48,9 @@ class MicroBatchCell {
   Activations backward(const Activations& grads, GradientAccumulator& sums, bool keep_graph,
                        const RngTurn& turn);
 
+  // Drops a recomputation's graph: the cell is kCheckpointed again. Nothing for other states.
+  void forgetRecomputation();
+
   CellState state() const { return state_; }
   // The states of the random number generators before the forward; null if it used none.
   const RngStates* rng() const { return rng_.get(); }

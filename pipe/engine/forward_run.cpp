@@ -205,6 +205,17 @@ std::vector<at::Tensor> ForwardRun::joinInputGrads(PipelineJob& job) const {
   return result;
 }
 
+// The next backward finds the cells as this one found them, or none of them.
+void ForwardRun::abandonBackward(bool keep_graph) {
+  if (!keep_graph) {
+    spent_.store(true);
+    return;
+  }
+  for (MicroBatchCell& cell : cells_)
+    cell.forgetRecomputation();
+  context_.parameters.noteVersions();
+}
+
 ForwardRun::Gradients ForwardRun::backward(const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted, bool keep_graph) {
   const std::unique_lock alone(backward_runs_, std::try_to_lock);
@@ -241,7 +252,12 @@ ForwardRun::Gradients ForwardRun::backward(const std::vector<at::Tensor>& grads,
       gpipeBackward(context_.micro_batches, pipeline_->worker_of, pipeline_->consumers, work),
       PipelineJob::Direction::kBackward, perform);
   splitGrads(grads, job);
-  run(job, pipeline_->backward_policy);
+  try {
+    run(job, pipeline_->backward_policy);
+  } catch (...) {
+    abandonBackward(keep_graph);
+    throw;
+  }
   context_.parameters.noteVersions();
   return {joinInputGrads(job), sums.take()};
 }

@@ -3,6 +3,7 @@
 // Threads: forward() once; backward() any, one at a time. Failure: throws what a stage throws.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -41,12 +42,15 @@ class ForwardRun {
 
   // The gradients of the mini-batch, per input tensor and per parameter; undefined if there is
   // none, none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Throws while
-  // another backward of this mini-batch runs.
+  // another backward of this mini-batch runs. After one that threw, `isSpent` or as before it.
   struct Gradients {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> parameters;
   };
   Gradients backward(const std::vector<at::Tensor>& grads, const Wanted& wanted, bool keep_graph);
+
+  // A backward that was to keep no graph has failed: some cells have none any more.
+  bool isSpent() const { return spent_.load(); }
 
   const ForwardInput& input() const { return input_; }
   const MiniBatchContext& context() const { return context_; }
@@ -61,6 +65,7 @@ class ForwardRun {
     return index.micro_batch * pipeline_->stages.size() + index.stage;
   }
   void run(PipelineJob& job, ThreadPolicy& policy);
+  void abandonBackward(bool keep_graph);
   Activations firstInput(std::vector<at::Tensor> tensors) const;
   bool isCheckpointed(std::size_t micro_batch) const;
   Result joinOutputs(PipelineJob& job);
@@ -73,6 +78,7 @@ class ForwardRun {
   MiniBatchContext context_;
   const std::vector<std::uint32_t> input_versions_;  // if gradients are wanted
   std::mutex backward_runs_;
+  std::atomic<bool> spent_{false};
   std::vector<MicroBatchCell> cells_;
   std::vector<Gathered::Source> sources_;
   std::vector<std::size_t> output_sizes_;  // per micro-batch: tensors that the last stage gave

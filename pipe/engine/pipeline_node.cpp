@@ -57,7 +57,7 @@ autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
 }
 
 autograd::variable_list PipelineNode::backward(const autograd::variable_list& grads) {
-  TORCH_CHECK(run_, autograd::ERR_BACKWARD_TWICE);
+  TORCH_CHECK(run_ && !run_->isSpent(), autograd::ERR_BACKWARD_TWICE);
   if (at::GradMode::is_enabled()) {
     std::vector<at::Tensor> inputs;
     // One tensor given twice stays one, also where saved-tensor hooks make a new one each time.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import traceback
 
 import pytest
 import torch
-from pipe_models import WAYS, assert_same, gradients, make_pipe, mlp
+from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, mlp
 from torch import nn
 from waiting import takes
 
@@ -195,3 +196,51 @@ def test_a_recomputation_that_returns_another_number_of_tensors(again):
     first, second = pipe(torch.randn(4, 4)).local_value()
     with pytest.raises(RuntimeError, match=f"stage 0 .* {again} tensors? when it ran again"):
         (first + second).sum().backward()
+
+
+class FailsOnce(torch.autograd.Function):
+    """Its backward fails while it is armed, once."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if FailsOnce.armed:
+            FailsOnce.armed = False
+            raise Failure("in backward")
+        return grad
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_another_backward_after_one_that_failed(way, mode, retain):
+    """Right where the graph was kept; else the error of a second backward."""
+
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return FailsOnce.apply(self.linear(x))
+
+    plain = nn.Sequential(Stage(), nn.Linear(4, 4))
+    pipe = make_pipe(copy.deepcopy(plain), way, chunks=4, checkpoint=mode)
+    x = torch.randn(8, 4)
+    output = pipe(x).local_value().sum()
+    FailsOnce.armed = True
+    with pytest.raises(Failure, match="in backward"):
+        output.backward(retain_graph=retain)
+    pipe.zero_grad()
+    if not retain:
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            output.backward()
+        return
+    output.backward()
+    plain(x).sum().backward()
+    assert_same(gradients(pipe), gradients(plain))
