@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/irange.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 
@@ -101,8 +102,11 @@ class Gatherer {
   std::vector<std::size_t> at_;
 };
 
-// As tensor.chunk(), but autograd lets each piece be changed in place.
+// As tensor.chunk(), but autograd lets each piece be changed in place. A trace is to hold for
+// inputs of other sizes, so tensor.chunk() itself is in it.
 std::vector<at::Tensor> chunksOf(const at::Tensor& tensor, std::size_t chunks, History history) {
+  if (history == History::kRecord && torch::jit::tracer::isTracing())
+    return tensor.chunk(static_cast<std::int64_t>(chunks));
   std::vector<at::Tensor> pieces = tensor.detach().chunk(static_cast<std::int64_t>(chunks));
   if (history == History::kDrop) return pieces;
   std::int64_t begin = 0;

@@ -1,8 +1,10 @@
 #include "pipe/engine/double_backward.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 
@@ -128,13 +130,19 @@ bool isTransformed() {
          autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
+bool isWatched() {
+  return torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
 Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
-  const bool recorded = at::GradMode::is_enabled() || isTransformed();
+  // A trace is to be the same whether gradients are on, and whatever was learnt of the stages.
+  const bool traced = torch::jit::tracer::isTracing();
+  const bool recorded = at::GradMode::is_enabled() || isTransformed() || traced;
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input.tensors, input.how, input.chunks, recorded ? History::kRecord : History::kDrop);
   std::vector<std::vector<at::Tensor>> copies;
   std::vector<std::vector<std::uint32_t>> versions;
-  if (pipeline.traits[0].input() != InputTrait::kReads && recorded) {
+  if (recorded && (traced || pipeline.traits[0].input() != InputTrait::kReads)) {
     copy(pieces);
     copies = pieces;
     for (const std::vector<at::Tensor>& tensors : copies)

@@ -2,7 +2,8 @@
 //
 // This serves gradients that have gradients themselves (create_graph), and cases in which the
 // stages' own graphs would lose something: transforms of torch.func, forward-mode AD, parameters
-// with a history or without a shape yet. Nothing is computed twice, and stages do not overlap.
+// with a history or without a shape yet, torch.jit.trace, and Python's dispatch modes. Nothing is
+// computed twice, and stages do not overlap.
 #pragma once
 
 #include <vector>
@@ -13,6 +14,9 @@ namespace weft::pipe {
 
 // True on a thread where torch.func transforms what is run, or forward-mode AD is on.
 bool isTransformed();
+// True on a thread where each operation is to be seen where it is called: torch.jit traces it, or a
+// dispatch mode of Python is on, which is one object that several threads must not use at once.
+bool isWatched();
 
 // The whole forward; the result is autograd's own.
 Batch plainForward(PipelineContext& pipeline, const ForwardInput& input);

@@ -9,6 +9,7 @@
 
 #include "pipe/cell/gradient_boundary.h"
 #include "pipe/data/memory.h"
+#include "pipe/engine/double_backward.h"
 
 namespace weft::pipe {
 
@@ -42,9 +43,10 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
   if (schedule.size() == 0) return;
   StageExecutor& executor = *pipeline_->executor;
   const Threading threading = pipeline_->threading.load(std::memory_order_relaxed);
-  // Hooks on saved tensors may count on the order in which they are called, so no threads then.
-  if (threading == Threading::kInline || pipeline_->workers == 1 ||
-      context_.thread_state.hasHooks()) {
+  // Hooks on saved tensors, and modes, may count on the order in which they are called, and are
+  // objects that several threads must not use at once.
+  if (threading == Threading::kInline || pipeline_->workers == 1 || input_.in_order ||
+      context_.thread_state.hasHooks() || isWatched()) {
     executor.run(schedule, job, Running::kInline);
   } else if (threading == Threading::kThreads) {
     executor.run(schedule, job, Running::kThreads);

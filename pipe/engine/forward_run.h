@@ -23,7 +23,8 @@ struct ForwardInput {
   std::size_t chunks = 1;
   bool training = false;
   Checkpoint checkpoint = Checkpoint::kNever;
-  bool plain = false;  // see double_backward.h
+  bool plain = false;     // see double_backward.h
+  bool in_order = false;  // one task after the other, on the calling thread
 };
 
 class ForwardRun {

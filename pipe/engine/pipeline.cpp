@@ -78,7 +78,7 @@ std::vector<Event> Pipeline::stopRecording() { return context_->timeline.stop();
 Batch Pipeline::run(ForwardInput input) {
   for (const auto& stage : context_->stages)
     stage->prepare();
-  if (input.plain || isTransformed()) return plainForward(*context_, input);
+  if (input.plain || isTransformed() || isWatched()) return plainForward(*context_, input);
   StagesNow now = lookAt(*context_, input);
   if (now.plain) return plainForward(*context_, input);
   const bool grad = !now.tensors.empty();

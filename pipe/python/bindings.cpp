@@ -1,5 +1,6 @@
 #include "pipe/python/bindings.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
@@ -66,6 +67,20 @@ bool isInsideCheckpoint() {
   return py::isinstance<py::str>(module) && module.cast<std::string>() == "torch.utils.checkpoint";
 }
 
+// Whether a torch function mode is on, other than that of torch.set_default_device, which has no
+// state that threads could share.
+bool hasFunctionModes() {
+  using at::impl::PythonTorchFunctionTLS;
+  const std::int64_t modes = PythonTorchFunctionTLS::stack_len();
+  if (modes == 0) return false;
+  const py::object device = py::module_::import("torch.utils._device").attr("DeviceContext");
+  for (std::int64_t k = 0; k < modes; ++k) {
+    const py::handle mode = PythonTorchFunctionTLS::get_stack_at(k)->ptr(getPyInterpreter());
+    if (!py::isinstance(mode, device)) return true;
+  }
+  return false;
+}
+
 class Engine {
  public:
   Engine(const std::vector<py::object>& modules, std::vector<c10::Device> devices,
@@ -105,6 +120,7 @@ class Engine {
     input.checkpoint = checkpoint;
     // A cached weight belongs to all micro-batches' graphs.
     input.plain = cachesParametrizations() || isInsideCheckpoint();
+    input.in_order = hasFunctionModes();
     const CallerContext context;
     Batch result;
     {

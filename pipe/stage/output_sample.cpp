@@ -13,9 +13,14 @@ namespace {
 
 constexpr std::int64_t kElements = 32;
 
+// As at::isTensorSubclassLike(), which is true of all tensors while a dispatch mode is on.
+bool isSubclassLike(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has_any(at::kTensorSubclassLike);
+}
+
 bool isReadable(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         !at::isTensorSubclassLike(tensor) && !tensor.is_quantized() && !tensor.is_conj() &&
+         !isSubclassLike(tensor) && !tensor.is_quantized() && !tensor.is_conj() &&
          !tensor.is_neg() && !tensor._is_zerotensor() && tensor.has_storage() &&
          tensor.numel() != 0;
 }

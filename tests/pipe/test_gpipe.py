@@ -34,6 +34,23 @@ def test_it_trains_as_the_plain_layers_do(checkpoint):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_trace_is_a_function_of_its_input(grad):
+    model = GPipe(layers(), [1, 2], devices=CPUS, chunks=3)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(model, (torch.ones(6, 2),))
+    for rows in (6, 7, 9):
+        x = torch.randn(rows, 2, requires_grad=True)
+        found, expected = traced(x), model(x)
+        torch.testing.assert_close(found, expected)
+        ones = torch.ones_like(expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found, x, ones), torch.autograd.grad(expected, x, ones)
+        )
+    with pytest.raises(RuntimeError):
+        traced(torch.ones(2, 2))  # two micro-batches
+
+
 def test_it_says_how_it_is_cut():
     model = GPipe(layers(), balance=[1, 2], devices=["cpu", "cpu", "cpu"], chunks=4)
     assert (model.balance, len(model), model.chunks) == ([1, 2], 3, 4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import threading
 
 import pytest
 import torch
@@ -141,6 +143,89 @@ def test_dispatch_modes(way):
     with torch.no_grad(), Count() as count:
         pipe(torch.randn(4, 4))
     assert count.products == 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_is_used_by_the_calling_thread_alone(mode):
+    """One object for several threads crashes where it is a dispatch mode."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Threads:
+        def __init__(self):
+            super().__init__()
+            self.found = set()
+
+        def call(self, function, types, args=(), kwargs=None):
+            self.found.add(threading.get_ident())
+            return function(*args, **(kwargs or {}))
+
+    class DispatchThreads(Threads, TorchDispatchMode):
+        __torch_dispatch__ = Threads.call
+
+    class FunctionThreads(Threads, torch.overrides.TorchFunctionMode):
+        __torch_function__ = Threads.call
+
+    plain = mlp()
+    plain(torch.ones(4, 4)).sum().backward()
+    pipe = make_pipe(mlp(), "threads", chunks=2, checkpoint=mode)
+    for forward, backward in (
+        (DispatchThreads(), contextlib.nullcontext()),
+        (contextlib.nullcontext(), DispatchThreads()),
+        (FunctionThreads(), contextlib.nullcontext()),
+    ):
+        pipe.zero_grad()
+        with forward:
+            output = pipe(torch.ones(4, 4)).local_value()
+        with backward:
+            output.sum().backward()
+        assert_same(gradients(pipe), gradients(plain))
+        for threads in (forward, backward):
+            if isinstance(threads, Threads):
+                assert threads.found == {threading.get_ident()}
+    assert pipe._engine.threads > 0  # the forward without a mode had them
+
+
+def test_a_default_device_does_not_keep_stages_from_their_threads():
+    found = set()
+
+    class Stage(nn.Module):
+        def forward(self, x):
+            found.add(threading.get_ident())
+            return x * torch.ones(4)
+
+    with torch.device("cpu"):
+        make_pipe(nn.Sequential(Stage(), Stage()), "threads")(torch.ones(4, 4))
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fake_tensors(mode):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        pipe = make_pipe(mlp(), "threads", chunks=2, checkpoint=mode)
+        output = pipe(torch.randn(4, 4)).local_value()
+        assert output.shape == (4, 3)
+        output.sum().backward()
+        assert all(parameter.grad is not None for parameter in pipe.parameters())
+
+
+def test_flops_are_those_of_the_layers():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    totals = []
+    for model in (mlp(), PipeAsLayer(make_pipe(mlp(), "threads", chunks=2))):
+        with FlopCounterMode(display=False) as counter:
+            model(torch.ones(4, 4)).sum().backward()
+        totals.append(counter.get_total_flops())
+    assert totals[0] == totals[1]
+
+
+def test_a_graph_of_torch_export():
+    model = PipeAsLayer(make_pipe(mlp(), "threads", chunks=2))
+    exported = torch.export.export(model, (torch.ones(4, 4),), strict=False).module()
+    x = torch.randn(4, 4)
+    assert_same(exported(x), model(x))
 
 
 @pytest.mark.parametrize("mode", MODES)
