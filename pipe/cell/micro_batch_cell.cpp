@@ -1,6 +1,7 @@
 #include "pipe/cell/micro_batch_cell.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/irange.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -87,6 +88,7 @@ Activations MicroBatchCell::forward(Activations input, bool checkpoint, const Rn
 void MicroBatchCell::recompute(const RngTurn& turn) {
   TORCH_INTERNAL_ASSERT(state_ == CellState::kCheckpointed);
   input_.checkVersions();
+  const c10::InferenceMode no_inference(false);  // the backward may be in it, and it has no graphs
   const ThreadStateGuard thread_state(context_->thread_state);
   const at::AutoGradMode grad(true);
   const RngScope scope(turn, context_->pipeline.devices[stage_], RngScope::Purpose::kRepeat,

@@ -168,6 +168,17 @@ def test_no_grad_and_inference_mode():
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_backward_in_inference_mode(mode, way):
+    plain, pipe = mlp(), make_pipe(mlp(), way, chunks=3, checkpoint=mode)
+    x = torch.randn(6, 4)
+    for output in (plain(x), pipe(x).local_value()):
+        with torch.inference_mode():
+            output.backward(torch.ones(6, 3))
+    assert_same(gradients(pipe), gradients(plain))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_in_place_on_the_input(mode):
     """A layer that changes its input gives the right result, also where the input is used again."""
 
