@@ -60,11 +60,12 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
 }
 
 // Tensors that are not joined of several pieces are in memory that the graphs use, and another
-// output or the input may be in it too. Autograd would not learn that a change of the one in place
-// changes the other. The same where no gradient is wanted: what a caller may do with an output does
-// not depend on that, nor on the number of micro-batches.
+// output, the input or a parameter may be in it too. Autograd would not learn that a change of the
+// one in place changes the other. The same where no gradient is wanted: what a caller may do with
+// an output does not depend on that, nor on the number of micro-batches.
 void ForwardRun::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
+  const auto& parameters = context_.parameters.all;
   for (const auto s : c10::irange(tensors.size())) {
     if (gathered.sources[s].micro_batch < 0 && context_.micro_batches > 1) continue;
     const auto overlaps = [&](const at::Tensor& other) {
@@ -72,7 +73,8 @@ void ForwardRun::separateOutputs(Gathered& gathered) const {
     };
     const auto end = tensors.begin() + static_cast<std::ptrdiff_t>(s);
     if (std::none_of(tensors.begin(), end, overlaps) &&
-        std::none_of(input_.tensors.begin(), input_.tensors.end(), overlaps)) {
+        std::none_of(input_.tensors.begin(), input_.tensors.end(), overlaps) &&
+        std::none_of(parameters.begin(), parameters.end(), overlaps)) {
       continue;
     }
     const at::Tensor before = tensors[s];

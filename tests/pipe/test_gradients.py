@@ -178,6 +178,22 @@ def test_a_backward_in_inference_mode(mode, way):
     assert_same(gradients(pipe), gradients(plain))
 
 
+def test_an_output_that_is_a_parameter_has_memory_of_its_own():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return self.weight, x * 2
+
+    pipe = make_pipe(nn.Sequential(Own()))
+    output, _ = pipe(torch.ones(2)).local_value()
+    output.mul_(3).sum().backward()
+    assert_same(pipe[0].weight.detach(), torch.ones(2))
+    assert_same(pipe[0].weight.grad, torch.full((2,), 3.0))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_in_place_on_the_input(mode):
     """A layer that changes its input gives the right result, also where the input is used again."""
@@ -243,6 +259,21 @@ def test_a_stage_that_begins_to_write_its_input(mode, way):
         # y = ((1 + 1) a + 1) b with a = b = 2, four rows.
         assert_same(gradients(pipe), [torch.full((4,), 16.0), torch.full((4,), 20.0)])
     assert errors == (0 if mode == "never" else 1)
+
+
+def test_the_first_stage_that_begins_to_write_has_changed_the_callers_tensor():
+    class Late(nn.Module):
+        writes = False
+
+        def forward(self, x):
+            return x.add_(1) if self.writes else x + 1
+
+    pipe = make_pipe(nn.Sequential(Late(), nn.Linear(2, 2)), chunks=2)
+    pipe(torch.zeros(4, 2))
+    pipe[0].writes = True
+    with pytest.raises(RuntimeError, match="with new tensors where the stage gets the caller's"):
+        pipe(torch.zeros(4, 2))
+    assert_same(pipe(torch.zeros(4, 2)).local_value(), pipe[1](torch.ones(4, 2)))
 
 
 def test_changed_later_is_an_error():
