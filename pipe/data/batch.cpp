@@ -5,6 +5,9 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
 
 #include "pipe/data/memory.h"
 
@@ -22,29 +25,86 @@ std::size_t tensorsIn(const Structure& part) {
   return count;
 }
 
+// The number of tensors before a part.
+std::size_t tensorsBefore(const Structure& top, std::size_t part) {
+  std::size_t count = 0;
+  for (const auto p : c10::irange(part))
+    count += tensorsIn(top.parts[p]);
+  return count;
+}
+
 bool hasParts(const Structure& top) {
   return top.kind != Kind::kTensor && top.kind != Kind::kValue;
 }
 
-const char* nameOf(Kind kind) {
-  static const char* const names[] = {"a tensor", "another value", "a tuple",
-                                      "a list",   "a dictionary",  "another value"};
-  return names[static_cast<std::size_t>(kind)];
+const HeldValue& held(const c10::IValue& value) {
+  return static_cast<const HeldValue&>(*value.toPyObjectHolder());
 }
 
-// Gathers part by part; `at` is where each micro-batch's tensors of the present part begin.
+std::string nameOf(const Structure& part) {
+  static const char* const names[] = {"a tensor", "another value", "a tuple",
+                                      "a list",   "a dictionary",  "another value"};
+  std::string name = names[static_cast<std::size_t>(part.kind)];
+  if (hasParts(part)) name += " of " + std::to_string(part.parts.size());
+  if (part.kind == Kind::kValue || part.value.isNone()) return name;
+  return name + ", " +
+         (part.value.isPyObject() ? held(part.value).description() : c10::str(part.value));
+}
+
+[[noreturn]] void refuse(const Structure& first, const Structure& other, std::size_t micro_batch,
+                         const std::string& where) {
+  TORCH_CHECK_TYPE(false, "Types for microbatch outputs do not match, found: ", nameOf(first),
+                   " in micro-batch 0 and ", nameOf(other), " in micro-batch ", micro_batch, where);
+}
+
+bool areEqual(const c10::IValue& one, const c10::IValue& other) {
+  if (one.isPyObject() != other.isPyObject()) return false;
+  return one.isPyObject() ? held(one).equals(other) : one == other;
+}
+
+using Places = std::optional<std::vector<std::size_t>>;
+
+Places placesOfKeys(const c10::IValue& one, const c10::IValue& other) {
+  if (one.isPyObject() != other.isPyObject()) return std::nullopt;
+  if (one.isPyObject()) return held(one).placesIn(other);
+  const auto keys = other.toListRef();
+  std::vector<std::size_t> places;
+  for (const c10::IValue& key : one.toListRef()) {
+    const auto found = std::find(keys.begin(), keys.end(), key);
+    if (found == keys.end()) return std::nullopt;
+    places.push_back(static_cast<std::size_t>(found - keys.begin()));
+  }
+  return places;
+}
+
+// For each part of the one its place in the other, if the two are made alike.
+Places placesOf(const Structure& one, const Structure& other) {
+  if (one.kind != other.kind || one.parts.size() != other.parts.size()) return std::nullopt;
+  if (one.kind == Kind::kDict) return placesOfKeys(one.value, other.value);
+  if (!areEqual(one.value, other.value)) return std::nullopt;
+  std::vector<std::size_t> places(one.parts.size());
+  std::iota(places.begin(), places.end(), 0);
+  return places;
+}
+
+// Gathers part by part; `at_` is where each micro-batch's tensors of the present part begin.
 class Gatherer {
  public:
   Gatherer(const std::vector<Batch>& outputs, History history)
       : outputs_(outputs), history_(history), at_(outputs.size()) {}
 
-  Structure part(const std::vector<const Structure*>& parts) {
-    for (const Structure* part : parts) {
-      TORCH_CHECK_TYPE(part->kind == parts[0]->kind,
-                       "Types for microbatch outputs do not match, found: ", nameOf(parts[0]->kind),
-                       " and ", nameOf(part->kind));
+  void begin(std::size_t micro_batch, std::size_t tensor) { at_[micro_batch] = tensor; }
+
+  // `where`: in the output, for messages.
+  Structure part(const std::vector<const Structure*>& parts, const std::string& where) {
+    const Structure& first = *parts[0];
+    for (const auto i : c10::irange(parts.size())) {
+      const Structure& other = *parts[i];
+      const bool alike = first.kind == other.kind &&
+                         (first.kind != Kind::kTensor || areEqual(first.value, other.value));
+      if (!alike) refuse(first, other, i, where);
     }
-    return parts[0]->kind == Kind::kTensor ? joined(*parts[0]) : listed(parts);
+    return first.kind == Kind::kTensor ? joined(first) : listed(parts);
   }
 
   Gathered result;
@@ -184,22 +244,25 @@ Gathered gather(const std::vector<Batch>& outputs, History history) {
     tops.push_back(&structureOf(output));
   const Structure& first = *tops[0];
   if (!hasParts(first)) {
-    gatherer.result.batch.structure = shared(gatherer.part(tops));
+    gatherer.result.batch.structure = shared(gatherer.part(tops, ""));
     return std::move(gatherer.result);
   }
   // A list becomes a tuple, as it does between stages.
   Structure whole{first.kind == Kind::kList ? Kind::kTuple : first.kind, first.value, {}};
-  for (const Structure* top : tops) {
-    TORCH_CHECK_TYPE(top->kind == first.kind && top->parts.size() == first.parts.size(),
-                     "Types for microbatch outputs do not match, found: ", nameOf(first.kind),
-                     " of ", first.parts.size(), " and ", nameOf(top->kind), " of ",
-                     top->parts.size());
+  std::vector<std::vector<std::size_t>> places;
+  for (const auto i : c10::irange(tops.size())) {
+    Places of_parts = placesOf(first, *tops[i]);
+    if (!of_parts) refuse(first, *tops[i], i, "");
+    places.push_back(std::move(*of_parts));
   }
   for (const auto p : c10::irange(first.parts.size())) {
     std::vector<const Structure*> parts;
-    for (const Structure* top : tops)
-      parts.push_back(&top->parts[p]);
-    whole.parts.push_back(gatherer.part(parts));
+    for (const auto i : c10::irange(tops.size())) {
+      const std::size_t place = places[i][p];
+      parts.push_back(&tops[i]->parts[place]);
+      gatherer.begin(i, tensorsBefore(*tops[i], place));
+    }
+    whole.parts.push_back(gatherer.part(parts, ", at value " + std::to_string(p)));
   }
   gatherer.result.batch.structure = shared(std::move(whole));
   return std::move(gatherer.result);

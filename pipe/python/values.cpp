@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "pipe/python/gil.h"
 #include "pipe/python/referents.h"
 #include "third_party/torch/interpreter.h"
 
@@ -22,7 +23,7 @@ bool isPlain(PyObject* object) {
 
 // A Python object in an IValue. torch's own holder cannot be linked: libtorch_python hides what it
 // infers types with.
-class HeldObject final : public c10::ivalue::PyObjectHolder {
+class HeldObject final : public HeldValue {
  public:
   explicit HeldObject(py::handle object) : object_(py::reinterpret_borrow<py::object>(object)) {}
   ~HeldObject() override { dropWithGil(object_); }
@@ -40,6 +41,38 @@ class HeldObject final : public c10::ivalue::PyObjectHolder {
   c10::IValue toIValue(const c10::TypePtr& /*type*/, std::optional<int32_t> /*n*/) override {
     const py::gil_scoped_acquire gil;
     return scriptValue(object_).value();
+  }
+  // What cannot be compared counts as different.
+  bool equals(const c10::IValue& other) const override {
+    const py::gil_scoped_acquire gil;
+    const int equal = PyObject_RichCompareBool(object_.ptr(), other.toPyObject(), Py_EQ);
+    if (equal < 0) PyErr_Clear();
+    return equal > 0;
+  }
+  std::optional<std::vector<std::size_t>> placesIn(const c10::IValue& other) const override {
+    return withGil([&]() -> std::optional<std::vector<std::size_t>> {
+      const auto keys = py::reinterpret_borrow<py::list>(other.toPyObject());
+      py::dict place_of;
+      for (std::size_t k = 0; k < keys.size(); ++k)
+        place_of[keys[k]] = k;
+      std::vector<std::size_t> places;
+      for (const py::handle key : object_) {
+        if (!place_of.contains(key)) return std::nullopt;
+        places.push_back(place_of[key].cast<std::size_t>());
+      }
+      return places;
+    });
+  }
+  // As the places in Structures have it: a class, a list of keys, or how to build a container.
+  std::string description() const override {
+    return withGil([&] {
+      if (PyList_Check(object_.ptr())) return "with keys " + py::repr(object_).cast<std::string>();
+      const bool container = PyTuple_Check(object_.ptr());
+      const py::object type = container ? object_[py::int_(2)] : object_;
+      std::string name = "a " + type.attr("__name__").cast<std::string>();
+      if (!container || object_[py::int_(1)].is_none()) return name;
+      return name + " with " + py::repr(object_[py::int_(1)]).cast<std::string>();
+    });
   }
   // Names it in messages: what str() of it says may be long.
   std::string toStr() override { return Py_TYPE(object_.ptr())->tp_name; }
@@ -106,7 +139,8 @@ Structure sequence(Kind kind, py::handle value, std::vector<at::Tensor>& tensors
   return structure;
 }
 
-// Takes the value apart, whatever is in it; kValue for what has no parts.
+// Takes the value apart, whatever is in it; kValue for what has no parts. A container of another
+// class keeps how it is built, with what, and its class.
 Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
   PyObject* const object = value.ptr();
   if (THPVariable_Check(object)) {
@@ -126,7 +160,7 @@ Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
   if (isPlain(object)) return {Kind::kValue, held(value), {}};
   if (isNamedTuple(object)) {
     Structure structure = sequence(Kind::kCustom, value, tensors);
-    structure.value = held(py::make_tuple(py::type::of(value), py::none()));
+    structure.value = held(py::make_tuple(py::type::of(value), py::none(), py::type::of(value)));
     return structure;
   }
   const py::dict nodes = registeredNodes();
@@ -135,7 +169,7 @@ Structure apart(py::handle value, std::vector<at::Tensor>& tensors) {
   const py::object node = nodes[type];
   const py::tuple flat = node.attr("flatten_fn")(value);
   Structure structure = sequence(Kind::kCustom, flat[0], tensors);
-  structure.value = held(py::make_tuple(node.attr("unflatten_fn"), flat[1]));
+  structure.value = held(py::make_tuple(node.attr("unflatten_fn"), flat[1], type));
   return structure;
 }
 

@@ -269,6 +269,48 @@ def test_what_is_refused():
         run([lambda _w, x: (x, x if next(first) else 1)], torch.ones(4), way="inline")
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_dictionaries_are_joined_by_their_keys(mode):
+    def boxes(w, x):
+        high, low = {"high": (10 * w * x, 1)}, {"low": w * x}
+        return {**low, **high, "n": 1} if x[0] < 2 else {"n": 2, **high, **low}
+
+    x = torch.arange(4.0, requires_grad=True)
+    pipe, output = run([boxes], x, mode=mode)
+    assert list(output) == ["low", "high", "n"]
+    assert output["n"] == [1, 2]
+    assert_same(output["low"].detach(), 2 * x.detach())
+    assert_same(output["high"][1][0].detach(), 20 * x.detach()[2:])
+    (output["low"].sum() + output["high"][1][0].sum()).backward()
+    assert_same(x.grad, torch.tensor([2.0, 2.0, 22.0, 22.0]))
+
+
+Other = namedtuple("Other", "left right")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (lambda x: {"low": x}, lambda x: {"high": x}, r"keys \['low'\] .* keys \['high'\]"),
+        (lambda x: {"low": x}, lambda x: {"low": x, 3: x}, r"of 1, .* of 2, with keys"),
+        (lambda x: Pair(x, x), lambda x: Other(x, x), "a Pair .* an? Other"),
+        (
+            lambda x: OrderedDict(a=x),
+            lambda x: OrderedDict(b=x),
+            r"a OrderedDict with \['a'\] .* a OrderedDict with \['b'\]",
+        ),
+        (lambda x: x, lambda x: x.as_subclass(Scaled), "a tensor in .* a tensor, a Scaled"),
+        (lambda x: (x, x), lambda x: (x, 1), "another value in micro-batch 1, at value 1"),
+    ],
+)
+def test_other_containers_in_another_micro_batch_are_refused(first, second, says, mode):
+    with pytest.raises(TypeError, match=says) as error:
+        run([lambda w, x: (first if x[0] < 2 else second)(w * x)], torch.arange(4.0), mode=mode)
+    assert "in micro-batch 0 and" in str(error.value)
+    assert "in micro-batch 1" in str(error.value)
+
+
 def test_meta_device():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to("meta")
     pipe = Pipe(model, chunks=2)
