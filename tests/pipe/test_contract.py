@@ -119,6 +119,18 @@ class TestConstruction:
             assert_same(pipe(x).local_value(), plain(x))
         assert len(Pipe(Named())) == len(Pipe(nn.Sequential(Named()))) == 2
 
+    def test_a_batch_norm_in_two_partitions(self):
+        """Their threads would update its running statistics in any order."""
+        norm = nn.BatchNorm1d(1)
+        first, second = (nn.Sequential(nn.Sequential(nn.Linear(1, 1), norm)) for _ in range(2))
+        with pytest.raises(ValueError, match="'0.1' of partition 1 is a batch norm of another"):
+            Pipe(nn.Sequential(first, second))
+        with pytest.raises(ValueError, match="is a batch norm of another partition"):
+            Pipe(nn.Sequential(first, second), deferred_batch_norm=True)
+        assert len(Pipe(nn.Sequential(nn.Sequential(norm, nn.Linear(1, 1), nn.Tanh())))) == 3
+        norm = nn.BatchNorm1d(1, track_running_stats=False)
+        Pipe(nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), norm) for _ in range(2))))
+
     def test_a_parameter_on_two_devices(self):
         """Only accelerators bring that about: a module that is moved may keep its Parameters."""
         one, other = nn.Linear(1, 1), nn.Linear(1, 1)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft import _C
 
@@ -200,6 +201,25 @@ def check_shared_parameters(
                 raise ValueError(
                     f"'{name}' of partition {index} is shared with one on another device; "
                     "module with duplicate parameters on distinct devices is not supported"
+                )
+
+
+def check_shared_statistics(
+    partitions: Sequence[nn.Module], devices: Sequence[torch.device]
+) -> None:
+    """Raises if partitions with a thread each share a batch norm that keeps running statistics."""
+    owners: dict[Tensor, int] = {}
+    for index, (partition, device) in enumerate(zip(partitions, devices, strict=True)):
+        for name, layer in partition.named_modules():
+            if device.type != "cpu" or not isinstance(layer, _BatchNorm):
+                continue
+            if layer.running_mean is None:
+                continue
+            if owners.setdefault(layer.running_mean, index) != index:
+                raise ValueError(
+                    f"'{name}' of partition {index} is a batch norm of another partition, too, whose "
+                    "thread would update the running statistics at the same time: give each a layer of "
+                    "its own, or track_running_stats=False"
                 )
 
 

@@ -101,6 +101,7 @@ class Pipe(nn.Module):
             module = DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
         partitions, self.devices, names = _partition.split(module)
         _partition.check_shared_parameters(partitions, self.devices)
+        _partition.check_shared_statistics(partitions, self.devices)
         #: The partitions, in order.
         self.partitions = nn.ModuleList(partitions)
         #: The number of micro-batches.
