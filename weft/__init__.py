@@ -14,6 +14,7 @@ Importing starts no thread and opens no socket. See ``docs/`` for the rest.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from weft import _native  # first: it loads libweft.so and weft._C after torch
@@ -90,10 +91,9 @@ cmake_prefix_path = _native.cmake_prefix_path
 
 def __getattr__(name: str) -> object:
     """Pipelines and traces are imported when they are asked for."""
-    if name in ("Pipe", "WithDevice"):
-        from weft import pipe
-
-        return getattr(pipe, name)
+    if name in ("Pipe", "WithDevice", "pipe"):
+        pipe = importlib.import_module("weft.pipe")
+        return pipe if name == "pipe" else getattr(pipe, name)
     if name == "trace":
         from weft._observe.trace import trace
 

@@ -32,6 +32,11 @@ def test_rpc_comes_first():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_the_package_is_there_before_a_pipe_is():
+    code = "import weft\nassert weft.pipe.is_recomputing() is False"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 @pytest.mark.usefixtures("alone")
 class TestConstruction:
     def test_checks_in_upstreams_order(self):

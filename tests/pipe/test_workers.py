@@ -78,6 +78,20 @@ def test_two_halves_and_a_recomputation_are_refused(group):
     group[0].call(refuses_checkpoints)
 
 
+def refuses_what_has_no_tensor() -> None:
+    pipe, (inputs, targets) = pipe_of("0122", 2, "1f1b"), models.batch()
+    for values, kind in ((None, "NoneType"), ({"labels": targets}, "dict")):
+        with pytest.raises(TypeError, match=rf"^targets do not have any tensors: \({kind}\)"):
+            pipe.step(inputs, values, loss=CROSS_ENTROPY)
+        with pytest.raises(TypeError, match=rf"^inputs do not have any tensors: \({kind}\)"):
+            pipe.step(values, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_inputs_and_targets_without_a_tensor_are_refused_by_name(group):
+    group[0].call(refuses_what_has_no_tensor)
+
+
 def is_recorded(places: str, schedule: str, path: str) -> None:
     pipe, (inputs, targets) = pipe_of(places, 4, schedule), models.batch()
     with pipe.record() as timeline:

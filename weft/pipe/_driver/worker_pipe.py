@@ -111,6 +111,7 @@ class WorkerPipe(StateAtWorkers):
             RuntimeError: a stage failed, with its number, worker and traceback, or a worker was lost.
                 The mini-batch is over on all workers; gradients that were computed stay. With replicas
                 of a stage these differ: ``zero_grad()`` comes before the next step.
+            TypeError: the inputs or the targets have no tensor.
             ValueError: the arguments cannot be used, or autocast, ``no_grad``, forward-mode AD, a
                 torch function mode or a transform of ``torch.func`` is active: the workers do not see
                 it.
@@ -124,7 +125,7 @@ class WorkerPipe(StateAtWorkers):
         )
         self._gradients.check()
         micro_batches = split(inputs, self.chunks)
-        wanted = len(split(targets, len(micro_batches)))
+        wanted = len(split(targets, len(micro_batches), "targets"))
         if wanted != len(micro_batches):
             raise ValueError(
                 f"the targets give {wanted} micro-batches, the inputs {len(micro_batches)}: their first "

@@ -10,8 +10,13 @@ from weft.pipe._inputs import NoChunk
 from weft.pipe._workers.values import leaves, wants_gradient
 
 
-def split(values: Any, chunks: int) -> list[Any]:
+def split(values: Any, chunks: int, name: str = "inputs") -> list[Any]:
     """The micro-batches of a value or of a tuple of arguments, as ``tensor.chunk`` makes them.
+
+    Args:
+        values: what is split.
+        chunks: into how many.
+        name: what an error calls the values.
 
     Raises:
         TypeError: there is no tensor.
@@ -21,7 +26,11 @@ def split(values: Any, chunks: int) -> list[Any]:
     values = (values,) if alone else values
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
-        raise TypeError(f"inputs do not have any tensors: {values}")
+        kinds = ", ".join(type(value).__name__ for value in values)
+        raise TypeError(
+            f"{name} do not have any tensors: ({kinds}); a tensor that is to be split is itself the value, "
+            "or an item of a tuple, not inside a list or a dictionary"
+        )
     pieces = [value.chunk(chunks) if isinstance(value, Tensor) else None for value in values]
     count = min(len(piece) for piece in pieces if piece is not None)
     if any(len(piece) != count for piece in pieces if piece is not None):
