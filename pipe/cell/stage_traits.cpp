@@ -36,11 +36,9 @@ void StageTraits::learnInput(bool written, std::size_t stage) {
   TORCH_CHECK(
       known != InputTrait::kReads || !written, "stage ", stage,
       " changed its input in place, which it had not done before, so Weft kept no copy of it "
-      "for the backward. Clone the input in the stage; or run the mini-batch again, for from now "
-      "on "
-      "copies are kept: with new tensors where the stage gets the caller's or views of them, as "
-      "the "
-      "first does, because these have been changed.");
+      "for the backward. Clone the input in the stage; or run the mini-batch again, for from "
+      "now on copies are kept: with new tensors where the stage gets the caller's or views of "
+      "them, as the first does, because these have been changed.");
 }
 
 std::uint32_t StageTraits::assumeGraphs(const Activations& input, Activations& output) const {
