@@ -18,8 +18,7 @@ class StoreKeyValue final : public collectives::KeyValue {
   explicit StoreKeyValue(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   transport::Error set(const std::string& key, const std::string& value) override;
-  transport::Result<std::string> get(const std::string& key,
-                                     transport::Deadline deadline) override;
+  transport::Result<std::string> get(const std::string& key, transport::Deadline deadline) override;
   transport::Result<std::vector<std::string>> getAll(const std::vector<std::string>& keys,
                                                      transport::Deadline deadline) override;
 

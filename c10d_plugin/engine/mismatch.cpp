@@ -18,8 +18,8 @@ namespace weft::process_group {
 
 namespace {
 
-using transport::Deadline;
 using collectives::KeyValue;
+using transport::Deadline;
 
 // For all together: ranks find a difference at the same moment, so one that says nothing so long is
 // stopped, or cannot run.

@@ -128,7 +128,7 @@ class TestConstruction:
         """Their threads would update its running statistics in any order."""
         norm = nn.BatchNorm1d(1)
         first, second = (nn.Sequential(nn.Sequential(nn.Linear(1, 1), norm)) for _ in range(2))
-        with pytest.raises(ValueError, match="'0.1' of partition 1 is a batch norm of another"):
+        with pytest.raises(ValueError, match=r"'0\.1' of partition 1 is a batch norm of another"):
             Pipe(nn.Sequential(first, second))
         with pytest.raises(ValueError, match="is a batch norm of another partition"):
             Pipe(nn.Sequential(first, second), deferred_batch_norm=True)
