@@ -47,7 +47,7 @@ class HierarchicalCollectives final : public Collectives {
   Error reduceScatter(const Call& call, std::span<const ConstBytes> in, Bytes out) override;
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
-  void abort(Error reason) override { steps_.abort(std::move(reason)); }
+  void abort(Error reason) override { steps_.abort(reason); }
   std::vector<int> awaited() const override { return steps_.awaited(); }
   std::vector<double> waited() const override { return steps_.waited(); }
 

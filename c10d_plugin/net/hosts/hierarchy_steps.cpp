@@ -78,7 +78,7 @@ std::vector<double> HierarchySteps::waited() const {
   return seconds;
 }
 
-void HierarchySteps::abort(Error reason) {
+void HierarchySteps::abort(const Error& reason) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_) return;

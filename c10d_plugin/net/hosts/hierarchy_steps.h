@@ -56,7 +56,7 @@ class HierarchySteps {
   Error endedBy(Error error);
 
   Error failure();
-  void abort(Error reason);
+  void abort(const Error& reason);
   std::vector<int> awaited() const;
   std::vector<double> waited() const;
 
