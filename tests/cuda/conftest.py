@@ -16,7 +16,7 @@ for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE.parent / "c10d_pl
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from cuda_workers import CudaGroup, seed, wait_until_lent  # noqa: E402 - only after the path is set
+from cuda_workers import CudaGroup, findings, seed, wait_until_lent  # noqa: E402 - only after the path is set
 from emulation import EMULATION  # noqa: E402
 
 
@@ -58,7 +58,15 @@ def group():
 
 
 @pytest.fixture
-def seeded(group, delays):
-    """The file's workers, with the same sequences of delays."""
-    group.all(seed, delays)
-    return group
+def watched(group):
+    """The file's workers. A finding of the emulation in one of them fails the test."""
+    before = group.all(findings)
+    yield group
+    assert group.all(findings) == before, group.outputs()
+
+
+@pytest.fixture
+def seeded(watched, delays):
+    """The same, with the same sequences of delays."""
+    watched.all(seed, delays)
+    return watched

@@ -4,6 +4,7 @@ process of its own does, so that what the emulation found in it is its exit stat
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,24 @@ def seed(delays: int) -> None:
 
     if EMULATION:
         EMULATION.emulatedCudaSeed(ctypes.c_ulong(delays))
+
+
+def findings() -> int:
+    """The races and uses of freed memory that this process has seen."""
+    from emulation import EMULATION
+
+    return EMULATION.emulatedCudaFindings() if EMULATION else 0
+
+
+def copy_late(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies between tensors of a device; an emulated one takes a second."""
+    from emulation import EMULATION
+
+    if EMULATION:
+        EMULATION.emulatedCudaHoldCopy(ctypes.c_long(1))
+    to.copy_(source)
+    if EMULATION:
+        threading.Timer(1.0, EMULATION.emulatedCudaHoldCopy, [ctypes.c_long(0)]).start()
 
 
 def metric(name: str) -> int:

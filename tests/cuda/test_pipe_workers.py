@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from cuda_workers import CudaGroup, seed
+from cuda_workers import CudaGroup, copy_late, seed
 from devices import FIRST, OTHER_CUDA, SECOND
 from torch import nn
 
@@ -85,24 +85,20 @@ def summed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def targets_on_a_device() -> None:
-    """They come, late, on the streams of the call; the stages run on others."""
+    """They come, late, on the streams of the call; the stages run on others, and wait for no device."""
     import weft
 
     pipe = weft.Pipe(nn.Sequential(weft.WithDevice(Late(), THERE)), 2, schedule="gpipe")
+    targets = torch.full((4, 256), 0.0, device="cuda:0")
     for step in range(3):
-        x = torch.full((4, 256), float(step), device="cuda:0")
-        targets = torch.full((4, 256), 0.0, device="cuda:0")
-        for _ in range(step):
-            targets = targets + 1
-        for _ in range(120):  # longer than the stages take on a busy machine
-            targets = -targets
-        loss = pipe.step(x, targets, loss=summed, reduction="sum")
-        assert loss.item() == 1024 * step * (step + 4)
+        copy_late(targets, torch.full_like(targets, float(step)))
+        loss = pipe.step(torch.full((4, 256), 2.0), targets, loss=summed, reduction="sum")
+        assert loss.item() == 1024 * step * 6
     pipe.close()
 
 
-def test_targets_on_a_device(seeded):
-    seeded[0].call(targets_on_a_device)
+def test_targets_on_a_device(watched):
+    watched[0].call(targets_on_a_device)
 
 
 def outputs_that_are_fetched_later() -> None:
@@ -124,16 +120,13 @@ def test_outputs_that_are_fetched_later(seeded):
 
 
 def layers_on_a_device() -> None:
-    """They come on the streams of the call that builds the stage."""
+    """They come, late, on the streams of the call that builds the stage."""
     import weft
 
-    late = Late()
-    for step in range(4):
-        late = late.to("cuda:0")
+    late = Late().to("cuda:0")
+    for step in range(3):
         with torch.no_grad():
-            late.weight.zero_()
-            for _ in range(step):
-                late.weight.add_(1)
+            copy_late(late.weight, torch.full_like(late.weight, float(step)))
         pipe = weft.Pipe(nn.Sequential(weft.WithDevice(late, THERE)), schedule="gpipe")
         output = pipe(torch.ones(4, 256)).to_here()
         expected = 1.0
@@ -143,8 +136,8 @@ def layers_on_a_device() -> None:
         pipe.close()
 
 
-def test_layers_on_a_device(seeded):
-    seeded[0].call(layers_on_a_device)
+def test_layers_on_a_device(watched):
+    watched[0].call(layers_on_a_device)
 
 
 class FailsAtLast(nn.Module):
