@@ -25,12 +25,15 @@ std::size_t tensorsIn(const Structure& part) {
   return count;
 }
 
-// The number of tensors before a part.
-std::size_t tensorsBefore(const Structure& top, std::size_t part) {
+// For each part the number of tensors before it.
+std::vector<std::size_t> beginsOf(const Structure& top) {
+  std::vector<std::size_t> begins;
   std::size_t count = 0;
-  for (const auto p : c10::irange(part))
-    count += tensorsIn(top.parts[p]);
-  return count;
+  for (const Structure& part : top.parts) {
+    begins.push_back(count);
+    count += tensorsIn(part);
+  }
+  return begins;
 }
 
 bool hasParts(const Structure& top) {
@@ -250,17 +253,19 @@ Gathered gather(const std::vector<Batch>& outputs, History history) {
   // A list becomes a tuple, as it does between stages.
   Structure whole{first.kind == Kind::kList ? Kind::kTuple : first.kind, first.value, {}};
   std::vector<std::vector<std::size_t>> places;
+  std::vector<std::vector<std::size_t>> begins;
   for (const auto i : c10::irange(tops.size())) {
     Places of_parts = placesOf(first, *tops[i]);
     if (!of_parts) refuse(first, *tops[i], i, "");
     places.push_back(std::move(*of_parts));
+    begins.push_back(beginsOf(*tops[i]));
   }
   for (const auto p : c10::irange(first.parts.size())) {
     std::vector<const Structure*> parts;
     for (const auto i : c10::irange(tops.size())) {
       const std::size_t place = places[i][p];
       parts.push_back(&tops[i]->parts[place]);
-      gatherer.begin(i, tensorsBefore(*tops[i], place));
+      gatherer.begin(i, begins[i][place]);
     }
     whole.parts.push_back(gatherer.part(parts, ", at value " + std::to_string(p)));
   }
