@@ -84,8 +84,8 @@ Values toStack(Call& call, std::size_t extra) {
   stack.emplace_back(call.method);
   stack.push_back(call.names.empty() ? at::IValue() : at::IValue(call.names));
   for (std::size_t i = 0; i < call.args.size(); ++i) {
-    TORCH_CHECK_TYPE(!rpc::holdsObject(call.args[i]), "argument ", i, rpc::kHoldsObject,
-                     "pass its attributes, or the member's value (calling ", describe(call), ")");
+    TORCH_CHECK_TYPE(!rpc::holdsObject(call.args[i]), "argument ", i, rpc::kHasObject,
+                     "; pass its attributes, or the member's value (calling ", describe(call), ")");
     stack.push_back(withoutNames(std::move(call.args[i])));
   }
   return stack;

@@ -44,8 +44,8 @@ std::vector<c10::Argument> hookedReturns(const c10::ClassType& type,
 
 // A result as it travels.
 at::IValue portable(at::IValue value) {
-  TORCH_CHECK_TYPE(!rpc::holdsObject(value), "the result", rpc::kHoldsObject,
-                   "return its attributes, or the member's value");
+  TORCH_CHECK_TYPE(!rpc::holdsObject(value), "the result", rpc::kHasObject,
+                   "; return its attributes, or the member's value");
   return withoutNames(std::move(value));
 }
 

@@ -90,8 +90,9 @@ class RequestClient {
                                              const RRefLifecycle::Carried& carried);
   // Puts the call into the table, with a future and the thread's waiter; sets its `id`.
   FuturePtr start(PendingCall call, std::uint64_t& id);
-  // Fails a started call that is not sent.
+  // The context whose gradients the message brings lives until `future` is complete.
   static void keepContext(const Message& gradients, JitFuture& future);
+  // Fails a started call that is not sent.
   void failUnsent(worker_id_t to, std::uint64_t id, const Innermost& asked, const std::string& why);
   void awaitForTorch(worker_id_t to, JitFuture& future);
   // Shows the call to the flight record and the profiler, if they listen. The caller ends `range`

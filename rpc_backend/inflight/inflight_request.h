@@ -23,16 +23,18 @@ namespace weft::rpc {
 // take more memory than they have bytes.
 inline constexpr std::uint64_t kRequestCost = 1024;
 
+class InflightRequest;
+
 // Who made a request, and what the server knows about it.
 struct Caller {
   worker_id_t from;
   std::uint64_t id;
   RRefLifecycle::Seen seen;  // which life of that worker asks
   CallOrder& order;
-  std::int64_t arrived;                            // CallRecorder::now()
-  CallRecorder::Entry record = std::nullopt;       // set when it runs
-  std::optional<ForkIds> created = std::nullopt;   // likewise: the reference that it is to create
-  std::shared_ptr<void> until_answered = nullptr;  // likewise: what lives as long as the call runs
+  std::int64_t arrived;                           // CallRecorder::now()
+  CallRecorder::Entry record = std::nullopt;      // set when it runs
+  std::optional<ForkIds> created = std::nullopt;  // likewise: the reference that it is to create
+  std::shared_ptr<InflightRequest> request = nullptr;  // likewise: it counts until it is answered
 };
 
 class InflightRequest : public CallContext {
@@ -58,6 +60,9 @@ class InflightRequest : public CallContext {
   std::shared_ptr<IncomingMessage> take() {
     return taken_.exchange(true, std::memory_order_relaxed) ? nullptr : std::move(message_);
   }
+  // What lives as long as the request because of the gradients that it brings
+  // (RRefService::takeGradients). For the thread that runs it, then the one that answers it.
+  std::shared_ptr<void>& gradients() noexcept { return gradients_; }
   // The message was taken and destroyed; the request itself still waits for a worker.
   void forgetMessage() {
     held_.fetch_sub(std::exchange(bytes_, kRequestCost) - kRequestCost, std::memory_order_relaxed);
@@ -70,6 +75,7 @@ class InflightRequest : public CallContext {
   std::shared_ptr<IncomingMessage> message_;
   std::atomic<std::uint64_t>& held_;
   std::uint64_t bytes_;
+  std::shared_ptr<void> gradients_;
 };
 
 }  // namespace weft::rpc

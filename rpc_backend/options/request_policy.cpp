@@ -79,14 +79,6 @@ bool computes(const c10::FunctionSchema& schema) {
          std::ranges::any_of(arguments, isOfTensors);
 }
 
-// torch sends no undefined tensor as an argument, and some operators read it all the same.
-bool holdsUndefined(const c10::IValue& value) {
-  if (value.isTensor()) return !value.toTensor().defined();
-  if (!value.isTensorList()) return false;
-  const auto tensors = value.toTensorVector();
-  return std::ranges::any_of(tensors, [](const at::Tensor& one) { return !one.defined(); });
-}
-
 // How many values the enum has for which an argument's number stands; nothing: for none.
 std::optional<std::int64_t> enumSize(const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type();
@@ -134,6 +126,15 @@ Innermost innermost(MessageType type, std::span<const char> payload) {
     found.type = static_cast<MessageType>(inner->type);
     found.payload = inner->inner_payload;
   }
+  return found;
+}
+
+bool holdsUndefined(const c10::IValue& value) {
+  bool found = false;
+  value.visit([&](const c10::IValue& part) {
+    found = found || (part.isTensor() && !part.toTensor().defined());
+    return found || part.isIntList() || part.isDoubleList() || part.isBoolList();
+  });
   return found;
 }
 

@@ -46,6 +46,10 @@ Innermost innermost(MessageType type, std::span<const char> payload);
 std::optional<std::string> refusal(RequestPolicy policy, MessageType type,
                                    const std::vector<char>& payload, worker_id_t sender);
 
+// Whether an undefined tensor is in the value, at any depth. torch sends none as an argument;
+// operators and compiled graphs expect none, and some operators read it all the same.
+bool holdsUndefined(const c10::IValue& value);
+
 // Why a peer must not run this built-in operator, as one sentence; nothing when it may. Under kAny
 // it may run all, else those of PyTorch's own namespace `aten` that do nothing but compute, do not
 // read or write files, and whose number of arguments is known.

@@ -60,8 +60,8 @@ struct ScriptFunctionCall {
 void checkArguments(const c10::FunctionSchema& schema, const Stack& stack) {
   for (std::size_t i = 0; i < stack.size(); ++i)
     TORCH_CHECK(!holdsObject(stack[i]), schema.name(), " cannot be called on another worker: '",
-                schema.arguments()[i].name(), "'", kHoldsObject,
-                "pass its attributes, or the member's value");
+                schema.arguments()[i].name(), "'", kHasObject,
+                "; pass its attributes, or the member's value");
 }
 
 ScriptFunctionCall toCall(std::string worker, const std::string& function, const py::tuple& args,

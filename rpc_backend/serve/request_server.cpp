@@ -15,11 +15,6 @@ namespace weft::rpc {
 
 namespace {
 
-struct UntilAnswered {
-  std::shared_ptr<const CallContext> request;
-  std::shared_ptr<void> gradients;  // as RRefService::takeGradients()
-};
-
 // A payload that is not in the header has not been read, and its RRefs stay unknown.
 std::span<const char> payloadIn(const WireHeader& head) {
   return {reinterpret_cast<const char*>(head.payload.data()), head.payload.size()};
@@ -231,9 +226,8 @@ void RequestServer::runRequest(Caller caller, IncomingMessage& in, const Request
     }
   }
   {
-    const auto held = std::make_shared<UntilAnswered>(UntilAnswered{request, nullptr});
-    caller.until_answered = held;
-    const PeerRequest checks(caller.from, rrefs_, distrusts, held->gradients);
+    caller.request = request;
+    const PeerRequest checks(caller.from, rrefs_, distrusts, request->gradients());
     runner_.run(caller, [&] { return in.finish(distrusts); });
   }
   if (fetched) rrefs_.onFetch(*fetched);

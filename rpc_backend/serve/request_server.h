@@ -61,7 +61,7 @@ class RequestServer {
   };
   // Whether `bytes` more fit beside the `held` bytes of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
-  using Request = std::shared_ptr<const CallContext>;
+  using Request = std::shared_ptr<InflightRequest>;
   void serve(const Caller& caller, IncomingMessage& in, const Request& request);
   // Runs what is neither refused nor dropped. The request counts until it is answered.
   void runRequest(Caller caller, IncomingMessage& in, const Request& request);

@@ -101,8 +101,10 @@ void Responder::decline(worker_id_t from, std::span<const char> payload) {
 
 void Responder::respond(const Caller& caller, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record, created, until_answered] = caller;
+  const auto& [to, id, seen, order, arrived, record, created, request] = caller;
   CallRecorder::get().served(record, result.hasError());
+  // With the answer the peer may bring the next ones.
+  if (request != nullptr) request->gradients().reset();
   try {
     // These are other streams than the request's, which may have changed an RRef's value in place.
     order.follow();
@@ -133,6 +135,8 @@ void Responder::fail(worker_id_t to, std::uint64_t id, const std::string& text) 
 }
 
 void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message) {
+  RRefLifecycle& rrefs = rrefs_.lifecycle();
+  const RRefLifecycle::Carried carried = rrefs.onSend(*message, to);
   if (to == context_.rank) {
     const DeviceMap back = group_.answerMap(context_.name);
     const auto copy = copyForSelf(*message, back, context_.name);
@@ -143,18 +147,17 @@ void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message
   }
   const std::string peer = group_.directory().nameOf(to);
   const DeviceMap map = group_.answerMap(peer);
-  RRefLifecycle& rrefs = rrefs_.lifecycle();
-  const RRefLifecycle::Carried carried = rrefs.onSend(*message, to);
   try {
     const auto error = sender_.send(to, WireKind::kResponse, id, message, map, peer);
     if (!error) return;
-    // The caller is gone, or this worker ends: nobody is left to tell.
     logDebug("an answer was not sent: " + error.text());
+    rrefs.undo(carried);
+    // The caller may be there: the answer may be beyond a limit of this worker's.
+    if (message->type() != MessageType::EXCEPTION) fail(to, id, error.text());
   } catch (...) {
     rrefs.undo(carried);
     throw;
   }
-  rrefs.undo(carried);
 }
 
 }  // namespace weft::rpc

@@ -13,31 +13,25 @@ namespace weft::rpc::autograd_contexts {
 namespace {
 
 using torch::distributed::autograd::DistAutogradContainer;
-using torch::distributed::autograd::DistAutogradContext;
 using torch::distributed::autograd::PropagateGradientsReq;
 
 WEFT_PRIVATE_MEMBER(Contexts, &DistAutogradContainer::autograd_contexts_);
 
-std::shared_ptr<DistAutogradContext> find(std::int64_t id) try {
-  for (auto& shard : of(DistAutogradContainer::getInstance(), Contexts{})) {
-    const std::lock_guard lock(shard.lock);
-    const auto found = shard.contexts.find(id);
-    if (found != shard.contexts.end()) return found->second;
-  }
-  return nullptr;
-} catch (const c10::Error&) {
-  return nullptr;  // torch makes the container with its first RPC agent of Python's
-}
-
 }  // namespace
 
-bool isHere(std::int64_t context) { return find(context) != nullptr; }
+bool isHere(std::int64_t context) try {
+  DistAutogradContainer::getInstance().isValidContext(context);
+  return true;
+} catch (const c10::Error&) {
+  return false;
+}
 
 std::shared_ptr<void> contextOf(const Message& gradients) try {
-  return find(
-      PropagateGradientsReq::fromMessage(gradients)->getAutogradMetadata().autogradContextId);
+  const auto request = PropagateGradientsReq::fromMessage(gradients);
+  return DistAutogradContainer::getInstance().retrieveContext(
+      request->getAutogradMetadata().autogradContextId);
 } catch (const std::exception&) {
-  return nullptr;  // not a message of torch's
+  return nullptr;  // it has been released, or this is no message of torch's
 }
 
 std::vector<std::int64_t> begunBy(worker_id_t worker) try {
@@ -49,7 +43,7 @@ std::vector<std::int64_t> begunBy(worker_id_t worker) try {
   }
   return found;
 } catch (const c10::Error&) {
-  return {};  // as above
+  return {};  // torch makes the container with its first RPC agent of Python's
 }
 
 void release(const std::vector<std::int64_t>& ids) {

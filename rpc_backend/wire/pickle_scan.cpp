@@ -25,8 +25,6 @@ constexpr std::uint64_t kMaxValues = 1'000'000;
 constexpr std::uint64_t kValuesPerByte = 8;
 
 constexpr const char* kDeep = "its values are nested too deeply";
-constexpr const char* kObject =
-    "it has an object of a TorchScript class or a member of an enum, which torch cannot send";
 constexpr const char* kNotForked = "it has an RRef that its sender has not forked";
 constexpr const char* kMalformed = "its pickle is cut short, or is not one that torch writes";
 
@@ -41,16 +39,17 @@ struct Name {
   std::string_view module;
   std::string_view name;
   Callee callee;
+  bool of_list = false;  // notes the type of a list, or of another container
 };
 // What torch's pickler names where a message has a table of tensors, besides classes and enums:
 // those its unpickler cannot make without an ObjLoader, and RPC gives it none.
 constexpr std::array kNames{
-    Name{"torch.jit._pickle", "restore_type_tag", Callee::kTyped},
+    Name{"torch.jit._pickle", "restore_type_tag", Callee::kTyped, true},
     Name{"torch.jit._pickle", "build_tensor_from_id", Callee::kOther},
-    Name{"torch.jit._pickle", "build_intlist", Callee::kOther},
-    Name{"torch.jit._pickle", "build_tensorlist", Callee::kOther},
-    Name{"torch.jit._pickle", "build_doublelist", Callee::kOther},
-    Name{"torch.jit._pickle", "build_boollist", Callee::kOther},
+    Name{"torch.jit._pickle", "build_intlist", Callee::kOther, true},
+    Name{"torch.jit._pickle", "build_tensorlist", Callee::kOther, true},
+    Name{"torch.jit._pickle", "build_doublelist", Callee::kOther, true},
+    Name{"torch.jit._pickle", "build_boollist", Callee::kOther, true},
     Name{"torch.distributed.rpc", "rref", Callee::kRRef},
     Name{"torch", "device", Callee::kOther},
     Name{"builtins", "complex", Callee::kOther},
@@ -85,10 +84,10 @@ std::uint32_t typeDepth(std::string_view text) {
   return most;
 }
 
-Callee calleeOf(std::string_view module, std::string_view name) {
-  for (const Name& one : kNames)
-    if (module == one.module && name == one.name) return one.callee;
-  return Callee::kNone;
+const Name* find(std::string_view module, std::string_view name) {
+  const auto found = std::ranges::find_if(
+      kNames, [&](const Name& one) { return module == one.module && name == one.name; });
+  return found == kNames.end() ? nullptr : &*found;
 }
 
 bool isScripted(std::string_view module) {
@@ -210,12 +209,13 @@ class Scan : Reader {
     std::string_view module;
     std::string_view name;
     if (!takeLine(module) || !takeLine(name)) return fail();
-    const Callee callee = calleeOf(module, name);
+    const Name* const known = find(module, name);
     // Its name is not told: it may be anything.
-    if (callee == Callee::kNone)
-      return fail(isScripted(module) ? kObject : "its pickle names what torch's RPC does not call");
-    if (module != kNames[0].module || name != kNames[0].name) other_names_ = true;
-    push({.callee = callee});
+    if (known == nullptr)
+      return fail(isScripted(module) ? std::string("it") + kHasObject
+                                     : "its pickle names what torch's RPC does not call");
+    if (!known->of_list) other_names_ = true;
+    push({.callee = known->callee});
   }
   std::size_t toMark() {
     if (marks_.empty() || marks_.back() > stack_.size()) return fail(), 0;
@@ -316,7 +316,7 @@ class Scan : Reader {
   std::optional<std::int64_t> bottom_;
   // Of the tuple that was made of the whole stack just now, or before its place in the memo.
   std::optional<std::int64_t> head_;
-  // Whether it names more than the annotation of a container's type.
+  // Whether it names more than the types of containers.
   bool other_names_ = false;
 };
 

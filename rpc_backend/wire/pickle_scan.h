@@ -16,6 +16,10 @@
 
 namespace weft::rpc {
 
+// Said of a value, behind its name.
+inline constexpr const char* kHasObject =
+    " has an object of a TorchScript class or a member of an enum, which torch cannot send";
+
 // Why torch's unpickler must not read the pickle, as a clause; nothing when it may: when it is
 // whole, has only the opcodes and names that torch's pickler writes for RPC, nothing in it is
 // nested too deeply, and `sender` has forked each RRef in it. Total; any thread.

@@ -224,6 +224,24 @@ def test_script_serves_torchscript_and_operators(script_group):
     assert script_group[1].call(debug, "agent.requests_refused") == 0
 
 
+def many_passes(passes: int) -> float:
+    """Gradients of one call, taken again as soon as they have been taken."""
+    import torch
+    import torch.distributed.autograd as dist_autograd
+    import torch.distributed.rpc as rpc
+
+    x = torch.ones(2, requires_grad=True)
+    with dist_autograd.context() as context:
+        loss = rpc.rpc_sync("worker1", torch.mul, args=(x, 3)).sum()
+        for _ in range(passes):
+            dist_autograd.backward(context, [loss], retain_graph=True)
+        return dist_autograd.get_gradients(context)[x][0].item()
+
+
+def test_one_backward_pass_after_the_other(script_group):
+    assert script_group[0].call(many_passes, 300) == 900
+
+
 @pytest.mark.parametrize("policy", ["any", "script"])
 def test_script_unpickles_nothing(tmp_path, policy):
     """Under `any` the same request has its effect: so the file would show it."""

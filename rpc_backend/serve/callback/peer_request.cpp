@@ -8,10 +8,12 @@
 #include <torch/csrc/distributed/rpc/python_remote_call.h>
 #include <torch/csrc/distributed/rpc/script_remote_call.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "rpc_backend/core/call_kind.h"
+#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/rref_service.h"
 #include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/torch_private/autograd_contexts.h"
@@ -33,17 +35,11 @@ namespace {
 constexpr std::int64_t kNoContext = -1;
 thread_local const PeerRequest* current = nullptr;
 
-// torch sends no undefined tensor as an argument, and its operators and compiled graphs expect
-// none. Weft's own quick calls may have one.
+// Only Weft's own quick calls may have an undefined tensor.
 void checkValues(const ScriptCall& call) {
   if (call.hasQualifiedName() && call.qualifiedName().qualifiedName().starts_with(kQuick)) return;
-  bool undefined = false;
-  for (const at::IValue& value : call.stack())
-    value.visit([&](const at::IValue& part) {
-      undefined = undefined || (part.isTensor() && !part.toTensor().defined());
-      return undefined;
-    });
-  TORCH_CHECK(!undefined, "the request is refused: one of its tensors is undefined");
+  TORCH_CHECK(std::ranges::none_of(call.stack(), holdsUndefined),
+              "the request is refused: one of its tensors is undefined");
 }
 
 // With another state torch begins no profile, and its guard aborts the process when it ends it.
@@ -51,16 +47,7 @@ bool isProfile(ProfilerState state) {
   return state > ProfilerState::Disabled && state < ProfilerState::NUM_PROFILER_STATES;
 }
 
-thread_local std::optional<worker_id_t> sender_of_message;
-
 }  // namespace
-
-SenderScope::SenderScope(std::optional<worker_id_t> sender) noexcept
-    : outer_(std::exchange(sender_of_message, sender)) {}
-
-SenderScope::~SenderScope() { sender_of_message = outer_; }
-
-std::optional<worker_id_t> SenderScope::sender() noexcept { return sender_of_message; }
 
 std::optional<worker_id_t> PeerRequest::sender() noexcept {
   return current == nullptr ? std::nullopt : std::optional(current->from_);

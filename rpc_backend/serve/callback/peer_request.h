@@ -26,20 +26,6 @@ namespace weft::rpc {
 
 class RRefService;
 
-// Whose message this thread unpickles, for what the unpickler of Python checks.
-class SenderScope {
- public:
-  // Nothing: it is not known.
-  WEFT_API explicit SenderScope(std::optional<worker_id_t> sender) noexcept;
-  WEFT_API ~SenderScope();
-  SenderScope(const SenderScope&) = delete;
-  SenderScope& operator=(const SenderScope&) = delete;
-  WEFT_API static std::optional<worker_id_t> sender() noexcept;
-
- private:
-  const std::optional<worker_id_t> outer_;
-};
-
 class PeerRequest {
  public:
   using Command = torch::distributed::rpc::RpcCommandBase;

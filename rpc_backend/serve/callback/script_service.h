@@ -20,6 +20,7 @@
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/serve/callback/peer_request.h"
 #include "rpc_backend/serve/callback/script_streams.h"
+#include "rpc_backend/serve/callback/sender_scope.h"
 #include "transport/base/api.h"
 
 namespace weft::rpc {
