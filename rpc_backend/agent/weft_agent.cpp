@@ -205,6 +205,8 @@ void WeftAgent::onOwnWait(const torch::distributed::rpc::RRefId& value) {
   parts_->rrefs.onOwnWait(fromTorch(value));
 }
 
+void WeftAgent::undoFork(const PickledRRef& rref) { parts_->rrefs.lifecycle().undoFork(rref); }
+
 std::vector<RRefRow> WeftAgent::rrefReport() const {
   checkProcess("weft.rref_report()");
   return parts_->rrefs.lifecycle().report();

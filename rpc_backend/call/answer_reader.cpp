@@ -116,19 +116,25 @@ void AnswerReader::completeOwn(std::uint64_t id, const FuturePtr& made) {
   if (!call) return;
   context_.metrics.addRoundTrip(kindOf(call->type), Clock::now() - call->started);
   CallRecorder::get().answered(id, 0, made->hasError());
-  auto settle = [this, made, asked = CallCompleter::askedBy(*call)](JitFuture& future) {
-    const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
-    made->wait();  // it is complete; this makes these streams wait for those that made the answer
-    const auto answer = made->value().toCustomClass<Message>();
-    if (answer->type() == MessageType::EXCEPTION) {
-      const auto& text = answer->payload();
-      completer_.setError(future, asked, {text.begin(), text.end()});
-      return;
-    }
-    auto storages = answer->getStorages();
-    future.markCompleted(answer, std::move(storages));
-  };
-  completer_.complete(*call, completer_.completion(*call, std::move(settle)));
+  completer_.complete(*call, completer_.completion(
+                                 *call, [this, made, asked = CallCompleter::askedBy(*call)](
+                                            JitFuture& future) { takeOwn(*made, asked, future); }));
+}
+
+void AnswerReader::takeOwn(JitFuture& made, const CallCompleter::Asked& asked,
+                           JitFuture& future) try {
+  const c10::MultiStreamGuard guard(streamsFromPool(group_.devices()));
+  made.wait();  // it is complete; this makes these streams wait for those that made the answer
+  const auto answer = made.value().toCustomClass<Message>();
+  if (answer->type() == MessageType::EXCEPTION) {
+    const auto& text = answer->payload();
+    completer_.setError(future, asked, {text.begin(), text.end()});
+    return;
+  }
+  auto storages = answer->getStorages();
+  future.markCompleted(answer, std::move(storages));
+} catch (const std::exception& error) {  // torch knows no storage of some layouts
+  completer_.setError(future, asked, error.what());
 }
 
 }  // namespace weft::rpc

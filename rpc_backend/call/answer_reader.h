@@ -39,6 +39,7 @@ class AnswerReader {
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
   void readAnswer(worker_id_t from, IncomingMessage& in, const CallCompleter::Asked& asked,
                   JitFuture& future);
+  void takeOwn(JitFuture& made, const CallCompleter::Asked& asked, JitFuture& future);
 
   AgentContext& context_;
   MessageSender& sender_;

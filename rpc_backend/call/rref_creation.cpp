@@ -53,4 +53,10 @@ bool markOwnRRef(std::span<const char> payload) {
   return created && torch_rrefs::markOwnFailed(created->value);
 }
 
+void dropOwnRRef(const Message& unsent) {
+  const Innermost asked = innermost(unsent.type(), unsent.payload());
+  if (!createsRRef(asked.type)) return;
+  if (const auto created = readCreatedIds(asked.payload)) torch_rrefs::dropOwn(created->value);
+}
+
 }  // namespace weft::rpc

@@ -38,4 +38,8 @@ torch_rrefs::RRefPtr markRRef(const JitFuture& creation, const std::optional<For
 // was to create. False: it is not found.
 bool markOwnRRef(std::span<const char> payload);
 
+// Drops this worker's own value that `unsent` was to create, if it was to create one: torch keeps
+// it until the end of a call that send() has not thrown for.
+void dropOwnRRef(const Message& unsent);
+
 }  // namespace weft::rpc

@@ -152,9 +152,11 @@ void Group::leave() {
 std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {
   TORCH_CHECK(isStatic(), context_.me(),
               ": only a static group, which has a world_size, has a barrier");
-  ShutdownBarrier barrier(context_, *this, membership_.store(), barriers_.fetch_add(1),
-                          *world_size_, timeout);
-  return barrier.pass(last);
+  ShutdownBarrier barrier(context_, *this, membership_.store(), barriers_.load(), *world_size_,
+                          timeout);
+  auto lost_or_new = barrier.pass(last);
+  barriers_.fetch_add(1);  // one that was given up is what the others still wait in
+  return lost_or_new;
 }
 
 void Group::ping(worker_id_t peer) { call_(peer, ControlType::kPing, "", kControlTimeout); }

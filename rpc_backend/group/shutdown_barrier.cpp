@@ -178,7 +178,7 @@ std::string ShutdownBarrier::await(const std::string& what) {
       decide(what);
       continue;
     }
-    TORCH_CHECK(timeLeft().count() > 0, "rpc.shutdown: gave up after ", timeout_.count(),
+    TORCH_CHECK(timeLeft().count() > 0, "waiting for all workers: gave up after ", timeout_.count(),
                 " ms; still missing: ", describe(absent(what, others())));
     if (now > next_probe) {
       probe(what);
@@ -206,7 +206,7 @@ void ShutdownBarrier::waitForCalls() {
     const std::string round = std::to_string(number);
     post(round, {mine});
     if (await(round) == "0") return;
-    TORCH_CHECK(timeLeft().count() > 0, "rpc.shutdown: gave up after ", timeout_.count(),
+    TORCH_CHECK(timeLeft().count() > 0, "waiting for all workers: gave up after ", timeout_.count(),
                 " ms; calls are still made, or in flight. Wait for them, or give rpc.shutdown more "
                 "time");
   }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "rpc_backend/agent/answer_wait.h"
@@ -22,7 +23,7 @@
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/python/held_exception.h"
-#include "rpc_backend/serve/callback/peer_request.h"
+#include "rpc_backend/serve/callback/sender_scope.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
 
@@ -134,6 +135,17 @@ void awaitOwnValue(const PyRRef& rref) {
   awaitInterruptibly(*owned->getFuture());
 }
 
+// As PyRRef::pickle() makes them: owner, the value's id, the fork's id, parent, type.
+using ForkData = std::tuple<worker_id_t, worker_id_t, std::int64_t, worker_id_t, std::int64_t,
+                            worker_id_t, std::string>;
+
+void forgetForks(const std::vector<ForkData>& forks) {
+  const auto agent = WeftAgent::current();
+  if (!agent) return;
+  for (const auto& [owner, made_on, value, forked_on, fork, parent, type] : forks)
+    agent->undoFork({owner, {{made_on, value}, {forked_on, fork}}, parent});
+}
+
 }  // namespace
 
 void bindPythonCalls(py::module_& module) {
@@ -152,6 +164,9 @@ void bindPythonCalls(py::module_& module) {
       "Waits until the future is complete, or until Ctrl-C.");
   module.def("_await_own_value", &awaitOwnValue, py::arg("rref"),
              "Waits until the RRef has its value if this worker owns it, or until Ctrl-C.");
+  module.def("_forget_forks", &forgetForks, py::arg("forks"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Drops forks, each as PyRRef._serialize() returned it, that nobody will get.");
 }
 
 }  // namespace weft::rpc

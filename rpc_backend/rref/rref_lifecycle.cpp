@@ -122,6 +122,14 @@ void RRefLifecycle::undo(const Carried& carried) {
     table_.undoSend(rref);
 }
 
+void RRefLifecycle::undoFork(const PickledRRef& rref) {
+  if (rref.owner == self_) {
+    removeFork(rref.ids);
+  } else {
+    childSettled(rref.ids.fork);
+  }
+}
+
 std::vector<MessagePtr> RRefLifecycle::declining(std::span<const char> payload, Rank from,
                                                  std::size_t most) {
   std::vector<MessagePtr> messages;

@@ -76,6 +76,8 @@ class RRefLifecycle : private ForkTable {
   // that made the message, before it is sent; call undo() when it could not be sent.
   Carried onSend(const Message& message, Rank to);
   void undo(const Carried& carried);
+  // The same for an RRef of a message that could not even be pickled. Any thread.
+  void undoFork(const PickledRRef& rref);
   // Messages that tell `from` that the RRefs in its message, which nobody here will read, are not
   // held here; without them its shutdown waits 100 s. For RRefs that `from` owns or passes on, the
   // first `most` of them.

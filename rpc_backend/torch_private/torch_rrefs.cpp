@@ -89,6 +89,10 @@ bool markOwnFailed(const RRefKey& value) {
   return true;
 }
 
+void dropOwn(const RRefKey& value) {
+  if (markOwnFailed(value)) context().delForkOfOwner(toTorch(value), toTorch(value));
+}
+
 RRefPtr markFailed(const c10::ivalue::Future& creation, const std::optional<ForkIds>& created) {
   const auto marked = [&creation](const RRefPtr& rref) {
     const bool found = ((*rref).*member(Creation{})).get() == &creation;

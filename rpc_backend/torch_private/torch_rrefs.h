@@ -62,6 +62,9 @@ RRefPtr markFailed(const c10::ivalue::Future& creation, const std::optional<Fork
 // The same for a value of this worker's own, which torch notes before it sends the call to create
 // it. False: there is none.
 bool markOwnFailed(const RRefKey& value);
+// The same where the call is not made and no callback of torch's will run at its end: torch keeps
+// the value until then. Drops it.
+void dropOwn(const RRefKey& value);
 // Whether somebody waits for the call that is to create that value of this worker.
 bool isAwaited(const RRefKey& value);
 // Values of this worker that were asked for before the call that creates them came: ends the wait

@@ -16,7 +16,12 @@ for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE.parent / "c10d_pl
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from cuda_workers import CudaGroup, findings, seed, wait_until_lent  # noqa: E402 - only after the path is set
+from cuda_workers import (  # noqa: E402 - only after the path is set
+    CudaGroup,
+    findings,
+    seed,
+    wait_until_lent,
+)
 from emulation import EMULATION  # noqa: E402
 
 

@@ -43,6 +43,20 @@ def pass_to_itself(reference: Any) -> int:
     return size_of(reference)
 
 
+def give_back() -> Any:
+    return HELD.pop()
+
+
+def get_back_from_itself(reference: Any) -> int:
+    """As above; the reference comes back in the answer."""
+    rpc = _rpc()
+    HELD.append(reference)
+    del reference
+    back = rpc.rpc_sync(rpc.get_worker_info().name, give_back)
+    GATE.set()
+    return size_of(back)
+
+
 def start_size_of(reference: Any) -> None:
     """At a third worker, whose own reference then goes."""
     HELD.append(_rpc().rpc_async("worker1", size_of, args=(reference,)))
@@ -142,9 +156,10 @@ def pass_at_random(seed: int, steps: int) -> None:
 # Tests.
 
 
-def test_a_value_that_its_owner_passes_to_itself() -> None:
+@pytest.mark.parametrize("way", [pass_to_itself, get_back_from_itself])
+def test_a_value_that_its_owner_passes_to_itself(way) -> None:
     with Group(2) as group:
-        assert group[CREATOR].call(create_and, pass_to_itself) == 10
+        assert group[CREATOR].call(create_and, way) == 10
         group.all(leave)
 
 

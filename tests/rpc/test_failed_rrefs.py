@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+import weakref
 
 import pytest
 from rref_workers import Group as FaultyGroup
 from rref_workers import leave
+from waiting import wait_until
 from workers import Group
 
 COUNT = 30
@@ -47,6 +50,23 @@ def test_each_failed_rref_says_why(use) -> None:
         said = group[0].call(what_they_say, "worker1", 5, use)
         assert len(said) == 5
         assert all("RRef creation via rpc.remote() failed: " in text for text in said), said
+        group.shutdown()
+
+
+def create_under_the_profiler() -> float:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    x = torch.ones(3, 4)
+    with torch.autograd.profiler_legacy.profile(record_shapes=True):
+        return rpc.remote("worker1", torch.add, args=(x, x)).to_here().sum().item()
+
+
+@pytest.mark.parametrize("policy", ["any", "registered", "script"])
+def test_a_profile_with_shapes_confirms_the_value(policy) -> None:
+    """It has lists of numbers, whose type the pickle names, beside the answer."""
+    with Group(2, request_policy=policy) as group:
+        assert group[0].call(create_under_the_profiler) == 24.0
         group.shutdown()
 
 
@@ -140,6 +160,57 @@ def send_to_nobody(how: str) -> list:
     import weft
 
     return weft.rref_report()
+
+
+def pickle_in_vain(how: str, owner: str) -> list:
+    """What is left here of an RRef and a tensor beside an argument that cannot be pickled."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    rref = rpc.remote(owner, int, args=(3,))
+    rref.to_here()
+    tensor = torch.ones(3)
+    gone = weakref.ref(tensor)
+    for _ in range(2):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            getattr(rpc, how)("worker0", len, args=(rref, tensor, lambda: 1))
+    del rref, tensor
+    assert gone() is None
+    wait_until(lambda: not weft.rref_report(), "the RRef is gone")
+    return weft.rref_report()
+
+
+@pytest.mark.parametrize("owner", ["worker0", "worker1"])
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote"])
+def test_what_stands_beside_an_argument_that_cannot_be_pickled_is_let_go(how, owner) -> None:
+    with Group(2) as group:
+        assert group[1].call(pickle_in_vain, how, owner) == []
+        began = time.monotonic()
+        group.shutdown()
+        assert time.monotonic() - began < SOON  # not torch's 100 s
+
+
+def create_here_in_vain() -> list:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    (freed := torch.ones(3)).untyped_storage().resize_(0)
+    for function in (torch.neg, id):
+        with pytest.raises(RuntimeError, match="of the 12 bytes that its elements need"):
+            rpc.remote("worker1", function, args=(freed,))
+    return weft.rref_report()
+
+
+def test_a_value_of_its_own_that_a_worker_cannot_be_asked_for_is_let_go() -> None:
+    with Group(2) as group:
+        assert group[1].call(create_here_in_vain) == []
+        began = time.monotonic()
+        group.shutdown()
+        assert time.monotonic() - began < SOON
 
 
 @pytest.mark.parametrize("how", ["rpc_sync", "rpc_async"])

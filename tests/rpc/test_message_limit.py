@@ -41,5 +41,8 @@ def test_what_exceeds_the_receivers_limit_fails_alone(shared):
             assert "max_message_bytes" in text and "the limit here is 1000000" in text, text
             assert "RESOURCE_EXHAUSTED" in text, text
             assert group[1].call(fetch_zeros, "worker0", 1_000) == "0.0"
+            # The answer is beyond the limit of the worker that makes it.
+            text = group[0].call(fetch_zeros, "worker1", 1_000_000)
+            assert "max_message_bytes" in text and "RESOURCE_EXHAUSTED" in text, text
         assert "is lost" not in group.outputs() and "is cut off" not in group.outputs()
         group.shutdown()

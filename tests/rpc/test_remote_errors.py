@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 
 import pytest
 from module_group import module_group
@@ -285,6 +286,41 @@ def test_a_future_with_an_exception_raises_it(group, how, function):
     assert lines[0] == "On WorkerInfo(id=1, name=worker1):"
     assert lines[1].endswith(f"test_remote_errors.{function.__name__} raised KeyError")
     assert lines[-1] == "KeyError: 'Schlüssel'"
+
+
+ALIVE: list[weakref.ref] = []
+
+
+@asynchronous
+def fails_with_a_kept(key: str):
+    import torch
+
+    error = TwoArguments(3, key)
+    ALIVE.append(weakref.ref(error))
+    future = torch.futures.Future()
+    future.set_exception(error)
+    return future
+
+
+def alive() -> int:
+    import gc
+
+    gc.collect()
+    return sum(one() is not None for one in ALIVE)
+
+
+def fail_often(times: int) -> int:
+    import torch.distributed.rpc as rpc
+
+    for _ in range(times):
+        with contextlib.suppress(TwoArguments):
+            rpc.rpc_sync("worker1", fails_with_a_kept, args=("missing",))
+    return rpc.rpc_sync("worker1", alive)
+
+
+def test_the_exception_of_a_future_is_let_go_by_its_worker(group):
+    """It had the frames that waited for the future, and they had the future, whose value it was."""
+    assert group[0].call(fail_often, 20) <= 1
 
 
 def test_the_results_of_futures_arrive(group):

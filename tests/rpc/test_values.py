@@ -198,6 +198,20 @@ def test_a_compressed_sparse_tensor_arrives(group, to):
     assert came == sent
 
 
+def compressed_answer(to: str) -> str:
+    import torch.distributed.rpc as rpc
+
+    with pytest.raises(RuntimeError) as caught:
+        rpc.rpc_sync(to, build, args=("sparse-csr",), timeout=20)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])
+def test_a_compressed_sparse_result_is_an_error(group, to):
+    """As in torch, which does not find its storage; that of a call to itself never came."""
+    assert "storage" in group[0].call(compressed_answer, to)
+
+
 @pytest.mark.parametrize("name", ["sparse-csc", "sparse-bsr", "sparse-bsc", "nested"])
 def test_what_torch_cannot_pickle_is_refused_in_words(group, name):
     error = group[0].fails(compressed, name, "worker1")

@@ -10,6 +10,7 @@ from torch.distributed.rpc import api, internal
 from torch.jit import _builtins
 
 from weft import _C
+from weft._torch.patches import rref
 from weft._torch.patches.patch import Function, patch
 
 _SYNC = api.RPCExecMode.SYNC
@@ -123,10 +124,10 @@ def invoke_remote_builtin(
     upstream: Function, to: Any, name: str, timeout: float, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Finds a built-in operator's overload once; torch finds it anew at each ``remote``."""
-    rref = None
+    made = None
     if _C._weft_is_current():
-        rref = _C._remote_builtin(to, name, timeout, args, kwargs)
-    return upstream(to, name, timeout, *args, **kwargs) if rref is None else rref
+        made = _C._remote_builtin(to, name, timeout, args, kwargs)
+    return upstream(to, name, timeout, *args, **kwargs) if made is None else made
 
 
 @patch(
@@ -144,7 +145,25 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     torchs, short = _tensor_reducers()
     reducer = short if _C._weft_is_current() else torchs
     internal._internal_rpc_pickler._dispatch_table[torch.Tensor] = reducer
-    return upstream(obj)
+    tables, forks = internal._thread_local_tensor_tables, rref.forks
+    outer, outer_forks, forks.made = getattr(tables, "send_tables", None), forks.made, []
+    try:
+        return upstream(obj)
+    except BaseException:
+        _forget(forks.made, tables, outer)
+        raise
+    finally:
+        forks.made = outer_forks
+
+
+def _forget(forks: list[tuple[Any, ...]], tables: Any, outer: list[torch.Tensor] | None) -> None:
+    """Forgets the message whose pickling failed: the owner of an RRef in it would wait for its fork,
+    and torch keeps its tensors for the thread."""
+    if _C._weft_is_current():
+        _C._forget_forks(forks)
+    tables.__dict__.pop("send_tables", None)
+    if outer is not None:
+        tables.send_tables = outer
 
 
 def _reduce_scripted(module: torch.jit.ScriptModule) -> tuple[Any, ...]:

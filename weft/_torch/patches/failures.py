@@ -38,7 +38,8 @@ def run_function(upstream: Function, python_udf: Any) -> Any:
             raise _no_call(python_udf)
         result = python_udf.func(*python_udf.args, **python_udf.kwargs)
     except Exception as error:
-        return _failure(getattr(python_udf, "func", None), error)
+        own = error.__traceback__ and error.__traceback__.tb_next
+        return _failure(getattr(python_udf, "func", None), error, own)
     if hasattr(python_udf.func, "_wrapped_async_rpc_function"):
         return _future_of(python_udf.func, result)
     return result
@@ -88,14 +89,24 @@ def _outcome(function: Any, done: futures.Future) -> Any:
     try:
         return done.wait()
     except Exception as error:
-        return _failure(function, error)
+        # The frames that wait have the future, whose value the exception may be: no collector sees
+        # that circle, because it goes through C++.
+        own = error.__traceback__
+        while own is not None and _waits(own.tb_frame.f_globals.get("__name__", "")):
+            own = own.tb_next
+        return _failure(function, error.with_traceback(own), own)
 
 
-def _failure(function: Any, error: Exception) -> internal.RemoteException:
-    """What the caller gets instead of a result. It is printed here, too."""
+def _waits(module: str) -> bool:
+    return module == futures.__name__ or module.startswith("weft._torch.")
+
+
+def _failure(
+    function: Any, error: Exception, own: TracebackType | None = None
+) -> internal.RemoteException:
+    """What the caller gets instead of a result, with the frames ``own``. It is printed here, too."""
     kind = getattr(type(error), "_weft_origin", type(error))
     place = api._get_current_rpc_agent().get_worker_info()
-    own = error.__traceback__ and error.__traceback__.tb_next
     text = f"On {place}:\n{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}"
     # What a peer has in it looks neither like a line of the log nor controls the terminal.
     print(printable(text).replace("\n", "\n    "), file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 from weft import _C
@@ -56,6 +57,19 @@ def local_value(upstream: Function, self: Any) -> Any:
     return upstream(self)
 
 
-serialize = patch(
-    "torch.distributed.rpc:PyRRef._serialize", "(self)", without=_WITHOUT, uses=_FUTURE
-)(_with_cause)
+class _Forks(threading.local):
+    """What this thread has forked for the message that it pickles."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+
+
+forks = _Forks()
+
+
+@patch("torch.distributed.rpc:PyRRef._serialize", "(self)", without=_WITHOUT, uses=_FUTURE)
+def serialize(upstream: Function, self: Any) -> tuple[Any, ...]:
+    """Forks the RRef for a message."""
+    fork = _with_cause(upstream, self)
+    forks.made.append(fork)
+    return fork
