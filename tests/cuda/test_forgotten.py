@@ -26,6 +26,7 @@ import weft
 HERE = Path(__file__).resolve().parent
 LIBRARIES = [Path(weft.library_path()).resolve().parent, Path(torch.__file__).parent / "lib"]
 
+FOUND = 66  # how a process ends in which the emulation found something
 LIMIT = 600  # seconds for one test: what ends by the clock has noticed nothing
 
 pytestmark = [
@@ -206,6 +207,6 @@ def test_a_forgotten_event_fails_the_test(path, tmp_path):
     )  # fmt: skip
     said = ended.stdout + ended.stderr
     assert forgotten.exists(), f"nothing was forgotten\n{said}"
-    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, said[-3000:]
+    assert ended.returncode in (pytest.ExitCode.TESTS_FAILED, FOUND), said[-3000:]
     assert re.search(path.sign, said), said[-3000:]
     assert not re.search(r"TimeoutError: |Timeout >|\+ Timeout \+", said), said[-3000:]
