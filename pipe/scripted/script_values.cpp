@@ -123,8 +123,21 @@ at::IValue joinedColumn(const Values& parts) {
   return at::cat(tensors);
 }
 
-// Joins the elements at each place of tuples or lists with so many elements.
-Values joinedColumns(const Values& parts, std::size_t count) {
+std::size_t sizeOf(const at::IValue& value) {
+  if (value.isTuple()) return value.toTupleRef().elements().size();
+  return value.isList() ? value.toListRef().size() : value.toGenericDict().size();
+}
+
+void checkSizes(const Values& parts) {
+  const std::size_t first = sizeOf(parts.at(0));
+  for (const at::IValue& part : parts)
+    TORCH_CHECK_TYPE(sizeOf(part) == first, "micro-batches have different outputs: one has ", first,
+                     " values, another ", sizeOf(part));
+}
+
+// Joins the elements at each place of tuples or lists.
+Values joinedColumns(const Values& parts) {
+  const std::size_t count = sizeOf(parts.at(0));
   Values columns;
   for (std::size_t at = 0; at < count; ++at) {
     Values column;
@@ -186,19 +199,26 @@ Values asArguments(const at::IValue& value) {
 
 at::IValue joined(const Values& parts) {
   const at::IValue& first = parts.at(0);
+  if (!first.isTuple() && !first.isList() && !first.isGenericDict()) return joinedColumn(parts);
+  checkSizes(parts);
   if (first.isTuple()) {
     const auto type = first.toTupleRef().type<c10::TupleType>();
-    Values columns = joinedColumns(parts, first.toTupleRef().elements().size());
+    Values columns = joinedColumns(parts);
     if (type->schema() == nullptr) return c10::ivalue::Tuple::create(std::move(columns));
     return c10::ivalue::Tuple::createNamed(std::move(columns), type);
   }
-  if (first.isList()) return listOf(joinedColumns(parts, first.toListRef().size()));
-  if (!first.isGenericDict()) return joinedColumn(parts);
+  if (first.isList()) return listOf(joinedColumns(parts));
   c10::impl::GenericDict made(first.toGenericDict().keyType(), c10::AnyType::get());
   for (const auto& entry : first.toGenericDict()) {
     Values column;
-    for (const at::IValue& part : parts)
-      column.push_back(part.toGenericDict().at(entry.key()));
+    for (const at::IValue& part : parts) {
+      const auto dict = part.toGenericDict();
+      const auto found = dict.find(entry.key());
+      TORCH_CHECK_TYPE(found != dict.end(),
+                       "micro-batches have different outputs: one has the key ", entry.key(),
+                       ", another has not");
+      column.push_back(found->value());
+    }
     made.insert(entry.key(), joinedColumn(column));
   }
   return made;

@@ -37,6 +37,27 @@ class Lists(nn.Module):
         return [x, x.sin()]
 
 
+class ListsRows(nn.Module):
+    """Gives as many values as the micro-batch has rows."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return list(x.split(1))
+
+
+class NamesRows(nn.Module):
+    """Gives a value under a name for each row, and one under the number of rows."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        named = {str(row): x[row] for row in range(x.size(0))}
+        named["rows"] = x
+        return named
+
+
+class NamesTheNumber(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {str(x.size(0)): x}
+
+
 class TakesList(nn.Module):
     def forward(self, values: list[Tensor]) -> Tensor:
         return values[0] * values[1]

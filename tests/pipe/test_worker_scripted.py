@@ -133,6 +133,27 @@ def test_values_between_scripted_stages(group, places):
     group[0].call(passes_values, places)
 
 
+def different_outputs(places: str, scripts: bool) -> None:
+    for layer in (scripted.ListsRows(), scripted.NamesRows(), scripted.NamesTheNumber()):
+        layers = [nn.Identity(), layer]
+        pipe = pipe_of_layers(
+            list(map(torch.jit.script, layers)) if scripts else layers, places, 2, "gpipe", "never"
+        )
+        with torch.no_grad():
+            assert pipe(torch.ones(4, 3)).to_here() is not None
+            with pytest.raises(Exception, match="micro-batches have different outputs"):
+                pipe(torch.ones(5, 3)).to_here()
+            assert pipe(torch.ones(4, 3)).to_here() is not None
+        assert in_cpp(pipe) == [scripts] * len(set(places))
+        pipe.close()
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+@pytest.mark.parametrize("places", ["01", "10"])
+def test_outputs_that_differ_from_one_micro_batch_to_the_next_are_refused(group, places, scripts):
+    group[0].call(different_outputs, places, scripts)
+
+
 def mixes() -> None:
     script, python = torch.jit.script, scripted.PythonNests()
     passes(
