@@ -137,9 +137,13 @@ bool isPlain(const at::Tensor& tensor) {
 void checkMemory(const at::Tensor& tensor, const std::string& peer) {
   if (!holdsElements(tensor)) return;
   const c10::Storage& storage = tensor.storage();
-  const std::size_t needed =
+  const std::size_t in_a_byte = tensor.scalar_type() == at::kQUInt4x2   ? 2
+                                : tensor.scalar_type() == at::kQUInt2x4 ? 4
+                                                                        : 1;
+  const std::size_t bytes =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                        static_cast<std::size_t>(tensor.storage_offset()));
+  const std::size_t needed = (bytes + in_a_byte - 1) / in_a_byte;
   const std::size_t held = dataOf(storage) == nullptr ? 0 : storage.nbytes();
   TORCH_CHECK(held >= needed, "weft: a tensor of shape ", tensor.sizes(), " and type ",
               tensor.toString(), " was to be sent to worker '", peer, "', but its memory has ",

@@ -82,6 +82,9 @@ def build(name: str):
         "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "quantised": lambda: torch.quantize_per_tensor(base, 0.1, 10, torch.quint8),
         "quantised-qint32": lambda: torch.quantize_per_tensor(base, 0.1, 0, torch.qint32),
+        "quantised-4-bits": lambda: torch.quantize_per_channel(
+            base, torch.full((base.shape[0],), 0.1), torch.zeros(base.shape[0]), 0, torch.quint4x2
+        ),
         "quantised-channel": lambda: torch.quantize_per_channel(
             big, torch.full((300,), 0.1), torch.zeros(300, dtype=torch.int64), 0, torch.qint8
         ),
@@ -217,6 +220,10 @@ def test_what_torch_cannot_pickle_is_refused_in_words(group, name):
     error = group[0].fails(compressed, name, "worker1")
     assert "cannot be sent to worker 'worker1'" in error.message
     assert "layout" in error.message
+
+
+def test_a_tensor_of_half_bytes_arrives(group):
+    group[0].call(there_and_back, "quantised-4-bits", "worker1")
 
 
 def strides_of(tensor) -> tuple:
