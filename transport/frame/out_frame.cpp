@@ -10,10 +10,10 @@
 namespace weft::transport {
 namespace {
 
-Error tooLarge(const char* what, std::uint64_t size, std::uint64_t limit) {
+Error tooLarge(const char* what, std::uint64_t size, std::uint64_t limit, const char* advice = "") {
   return {ErrorCode::kLimitExceeded,
           resourceExhausted(std::string("a message has ") + std::to_string(size) + " " + what +
-                            ", the limit is " + std::to_string(limit))};
+                            ", the limit here is " + std::to_string(limit) + advice)};
 }
 
 }  // namespace
@@ -40,7 +40,8 @@ Result<OutFrame> OutFrame::message(Message message, const Limits& limits,
       return invalidArgument("a buffer of a message has a size but no bytes");
     }
     if (buffer.size > limits.max_message_bytes || total > limits.max_message_bytes - buffer.size) {
-      return tooLarge("bytes or more", total + buffer.size, limits.max_message_bytes);
+      return tooLarge("bytes or more", total + buffer.size, limits.max_message_bytes,
+                      " (max_message_bytes); send less at once, or raise it here");
     }
     total += buffer.size;
     storeLittle<std::uint64_t>(table + i * 8, buffer.size);
