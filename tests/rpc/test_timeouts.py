@@ -476,6 +476,25 @@ def test_the_time_of_a_shutdown_bounds_all_its_rounds():
             assert "gave up after 1000 ms" in worker.result()
 
 
+def give_up_waiting(timeout: float) -> str:
+    import torch.distributed.rpc as rpc
+
+    with pytest.raises(RuntimeError) as caught:
+        rpc.api._wait_all_workers(timeout)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_after_a_wait_that_was_given_up_the_workers_meet(waiting):
+    """It counted as one that had passed: the shutdown then waited for ever, on all."""
+    with Group(3) as group:
+        for worker in group[:waiting]:
+            worker.start(give_up_waiting, 1.0)
+        for worker in group[:waiting]:
+            assert "waiting for all workers: gave up after 1000 ms" in worker.result()
+        group.shutdown()
+
+
 @pytest.mark.parametrize("kind", ["sync", "async", "self"])
 def test_the_shortest_time_is_not_never(closed_gate, kind):
     text, took = closed_gate[0].call(timed_call, kind, 1e-6)
