@@ -4,7 +4,6 @@ process of its own does, so that what the emulation found in it is its exit stat
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,17 +76,6 @@ def findings() -> int:
     from emulation import EMULATION
 
     return EMULATION.emulatedCudaFindings() if EMULATION else 0
-
-
-def copy_late(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies between tensors of a device; an emulated one takes a second."""
-    from emulation import EMULATION
-
-    if EMULATION:
-        EMULATION.emulatedCudaHoldCopy(ctypes.c_long(1))
-    to.copy_(source)
-    if EMULATION:
-        threading.Timer(1.0, EMULATION.emulatedCudaHoldCopy, [ctypes.c_long(0)]).start()
 
 
 def metric(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import pytest
 import torch
@@ -25,3 +26,12 @@ WITHOUT_IPC = {"EMULATED_CUDA_IPC": "0"}
 refuses_ipc = pytest.mark.skipif(
     EMULATION is None, reason="IPC can be refused on emulated devices only"
 )
+
+
+def copy_late(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies between tensors of a device; an emulated one takes a second."""
+    if EMULATION:
+        EMULATION.emulatedCudaHoldCopy(ctypes.c_long(1))
+    to.copy_(source)
+    if EMULATION:
+        threading.Timer(1.0, EMULATION.emulatedCudaHoldCopy, [ctypes.c_long(0)]).start()

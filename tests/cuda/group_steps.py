@@ -397,6 +397,22 @@ def message_order(numel: int) -> None:
             same(numbers + at, tensors[at], f"message {at}")
 
 
+def late_messages(numel: int) -> None:
+    """As above; the sender's stream is late by a second."""
+    from emulation import copy_late
+
+    rank = dist.get_rank()
+    numbers = torch.arange(numel, dtype=torch.float32, device=CUDA)
+    for at in range(2):
+        tensor = torch.zeros_like(numbers)
+        if rank == 0:
+            copy_late(tensor, numbers + at)
+            dist.send(tensor, 1)
+        elif rank == 1:
+            dist.recv(tensor, 0)
+            same(numbers.cpu() + at, tensor, f"message {at}")
+
+
 def barrier() -> None:
     dist.barrier(device_ids=[0])
 

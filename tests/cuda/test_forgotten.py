@@ -122,7 +122,7 @@ PATHS = [
         "send and recv",
         CUDA,
         "DeviceMessages::Receiver::receive",
-        "test_process_group order_on_streams",
+        "test_process_group messages_that_are_late",
     ),
     Mutation(
         "send and recv, slots",

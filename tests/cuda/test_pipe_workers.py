@@ -6,8 +6,9 @@ import copy
 
 import pytest
 import torch
-from cuda_workers import CudaGroup, copy_late, seed
+from cuda_workers import CudaGroup, seed
 from devices import FIRST, OTHER_CUDA, SECOND
+from emulation import copy_late
 from torch import nn
 
 THERE = f"worker1/{OTHER_CUDA}"

@@ -127,6 +127,10 @@ def test_order_on_streams(ranks, delays):
     assert ranks.all(steps.findings) == [0] * len(ranks), ranks.outputs()
 
 
+def test_messages_that_are_late(ranks):
+    ranks.all(steps.late_messages, 3000)
+
+
 def test_a_message_of_many_chunks(ranks):
     ranks.all(steps.message_order, 2_000_000)
 
