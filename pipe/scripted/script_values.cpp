@@ -99,10 +99,16 @@ std::optional<Tensors> differentTensors(const at::IValue& value) {
   return tensors;
 }
 
+// It, or the values of a sparse one.
+at::Tensor dense(const at::Tensor& tensor) {
+  if (tensor.layout() == at::kStrided) return tensor;
+  return tensor.is_sparse() ? tensor._values() : tensor.values();
+}
+
 bool overlap(const Tensors& tensors) {
   std::unordered_set<const void*> seen;
   return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    const void* const place = tensor.storage().data();
+    const void* const place = dense(tensor).storage().data();
     return place != nullptr && !seen.insert(place).second;
   });
 }

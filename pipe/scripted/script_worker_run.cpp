@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "pipe/schedule/timeline.h"
@@ -26,6 +27,24 @@ std::shared_ptr<Arrivals> mustFindArrivals(const std::string& pipeline) {
   throw std::runtime_error("stage " + std::to_string(task.stage) + " of the Pipe, on worker '" +
                            worker + "', failed in the " + nameOf(task.kind) + " of micro-batch " +
                            std::to_string(task.micro_batch) + ": " + why);
+}
+
+Tensors buffersOf(const torch::jit::Module& module) {
+  Tensors buffers;
+  for (const at::Tensor& buffer : module.buffers())
+    buffers.push_back(buffer);
+  return buffers;
+}
+
+// Each step gives a worker other than the driver a copy of the loss.
+void checkUnchanged(const torch::jit::Module& loss, const std::vector<Version>& buffers) {
+  const bool same = std::ranges::equal(
+      buffers, buffersOf(loss),
+      [](const Version& was, const at::Tensor& is) { return was.first.is_same(is); });
+  TORCH_CHECK(
+      same && !haveChanged(buffers),
+      "the loss changes its buffer, and each step gives its worker a new copy, so the change "
+      "would be lost: let the last layer keep it");
 }
 
 }  // namespace
@@ -128,8 +147,10 @@ void ScriptWorkerRun::forward(const WorkerTask& task, std::optional<Parcel> inpu
   context.micro_batches = job_.recompute.size();
   context.mini_batch = number_;
   if (job_.trains && task.stage == last_) {
+    const auto buffers = withVersions(buffersOf(*job_.criterion));
     loss_ = loss_ + stage.loss(context, std::move(arguments), job_.recompute[number],
                                *job_.criterion, job_.targets[number], job_.weights[number]);
+    if (part_.worker != part_.driver) checkUnchanged(*job_.criterion, buffers);
     record.ended = monotonicNanos();
     return;
   }

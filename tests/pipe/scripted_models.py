@@ -63,6 +63,16 @@ class TakesList(nn.Module):
         return values[0] * values[1]
 
 
+class GivesSparse(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, torch.eye(x.size(1)).to_sparse()
+
+
+class TakesSparse(nn.Module):
+    def forward(self, x: Tensor, eye: Tensor) -> Tensor:
+        return x @ eye.to_dense()
+
+
 class Nests(nn.Module):
     """Gives what C++ alone does not read: names, one tensor twice, a number and a text."""
 

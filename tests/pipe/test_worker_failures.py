@@ -143,6 +143,9 @@ def refused(case: str) -> str:
         elif case == "trained loss":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             pipe.step(inputs, targets, loss=nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1]))
+        elif case == "scripted function":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets, loss=torch.jit.script(models.loss_in_a_row))
         elif case == "part of the loss":
             pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
             loss = functools.partial(models.weighted, head=nn.Linear(3, 3))
@@ -219,6 +222,7 @@ def refused(case: str) -> str:
         ("nested gradient", "ValueError: gradients of targets do not come back"),
         ("hidden gradient", "has tensors that require gradients inside Hidden"),
         ("trained loss", "ValueError: the loss has parameters (head.weight"),
+        ("scripted function", "ValueError: a scripted function cannot be sent"),
         ("part of the loss", "ValueError: the loss has parameters (weight, bias)"),
         ("tensor of the loss", "ValueError: the loss has parameters (one of size [3])"),
         ("hooks", "ValueError: hooks of tensors do not go with child '0' to another worker"),

@@ -124,6 +124,7 @@ def passes_values(places: str) -> None:
         (scripted.SplitsTensors(), scripted.JoinsTensors()),
         (scripted.Lists(), scripted.TakesList()),
         (scripted.Nests(), scripted.TakesNested()),
+        (scripted.GivesSparse(), scripted.TakesSparse()),
     ):
         passes(scripted_layers(give, take), places, [True] * 3)
 

@@ -260,6 +260,8 @@ def clips(max_norm: float, places: str, schedule: str) -> None:
     models.one_after_the_other(plain, inputs, targets, CROSS_ENTROPY, 2)
     expected = nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
     assert torch.equal(pipe.clip_grad_norm_(max_norm), expected)
+    largest = max(one.abs().max() for one in gradients_of(pipe).values())
+    assert torch.equal(pipe.clip_grad_norm_(1000.0, "inf"), largest)
     found = gradients_of(pipe)
     same(found, {name: one.grad for name, one in plain.named_parameters()})
     pipe.close()

@@ -55,8 +55,27 @@ def check_checkpoint(mode: str) -> str:
     return mode
 
 
-def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> list[Tensor]:
-    """The tensors to split; raises unless there is one, and all are on the first device."""
+def check_rows(rows: list[list[int]]) -> None:
+    """Raises ValueError if the tensors' rows are not in proportion in all micro-batches.
+
+    Args:
+        rows: of each tensor, by micro-batch. One may have several for each of another.
+    """
+    wholes = [sum(of_one) for of_one in rows]
+    for parts in zip(*rows, strict=True):
+        if any(
+            part * wholes[0] != parts[0] * whole for part, whole in zip(parts, wholes, strict=True)
+        ):
+            raise ValueError(
+                f"tensors of {', '.join(map(str, wholes))} rows give micro-batches of "
+                f"{', '.join(map(str, parts))}: their rows do not belong together"
+            )
+
+
+def check_inputs(
+    inputs: tuple[Any, ...], chunks: int, devices: Sequence[torch.device]
+) -> list[Tensor]:
+    """The tensors to split; raises unless there is one, and they fit together, on the first device."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     if not tensors:
         kinds = ", ".join(type(value).__name__ for value in inputs)
@@ -77,6 +96,14 @@ def check_inputs(inputs: tuple[Any, ...], devices: Sequence[torch.device]) -> li
             f"partition {on_meta.index(False)} is not on meta as others are, and a meta tensor cannot "
             'be copied; wrap a child without parameters in WithDevice(child, "meta")'
         )
+    if torch.jit.is_tracing():
+        return tensors  # its sizes are tensors
+    if any(one.shape[:1] != tensors[0].shape[:1] for one in tensors) and all(
+        one.dim() for one in tensors
+    ):
+        rows = [[part.size(0) for part in one.detach().chunk(chunks)] for one in tensors]
+        if len(set(map(len, rows))) == 1:  # else they give different numbers of micro-batches
+            check_rows(rows)
     return tensors
 
 

@@ -61,7 +61,7 @@ def memory_report(
     inputs: tuple[Any, ...],
 ) -> MemoryReport:
     """Runs one micro-batch of a mini-batch through copies of the layers, on their devices."""
-    micro_batches = max(len(one.chunk(chunks)) for one in check_inputs(inputs, devices))
+    micro_batches = max(len(one.chunk(chunks)) for one in check_inputs(inputs, chunks, devices))
     args: tuple[Any, ...] = tuple(_first(value, chunks) for value in inputs)
     found: list[PartitionMemory] = []
     skips: Any = {}

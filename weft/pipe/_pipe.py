@@ -150,7 +150,7 @@ class Pipe(nn.Module):
         return rpc.RRef(self._run(*inputs))
 
     def _run(self, *inputs: Any) -> Any:
-        check_inputs(inputs, self.devices)
+        check_inputs(inputs, self.chunks, self.devices)
         if tuple(self.partitions) != self._built_of:
             raise RuntimeError(
                 "the partitions of this Pipe were replaced, and it would run those that it was built "

@@ -19,6 +19,11 @@ from weft.pipe._workers.splitting import given_leaves, rows_of
 
 
 def check_loss(loss: Callable[[Any, Any], Tensor]) -> None:
+    if isinstance(loss, torch.jit.ScriptFunction):
+        raise ValueError(
+            "a scripted function cannot be sent to the last stage's worker as the loss: give the "
+            "function itself, or torch.jit.script of a module"
+        )
     trained = _trained_by(loss)
     if trained:
         raise ValueError(

@@ -26,7 +26,9 @@ class ScriptOptimizer:
 
     def __init__(self, where: str, layers: Mapping[str, nn.Module]) -> None:
         self._where = where
-        self._names = list(parameters_of(layers))
+        parameters = parameters_of(layers)
+        self._names = list(parameters)
+        self._complex = [name for name, one in parameters.items() if one.is_complex()]
         self._kind = ""
         self._own: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
@@ -37,6 +39,10 @@ class ScriptOptimizer:
         Raises:
             NotImplementedError: the worker has no such optimizer.
         """
+        if self._complex:
+            raise NotImplementedError(
+                f"{self._where}, whose optimizer takes real numbers: '{self._complex[0]}' has others"
+            )
         made = cls([torch.zeros(1)], **options) if cls in _KINDS else None
         group = {} if made is None else made.param_groups[0]
         odd = [name for name in _ELSEWHERE if group.get(name)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from weft._remote import owner
 from weft.pipe._partition import WithDevice, check_sequential, device_of
@@ -53,7 +56,8 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
     Raises:
         TypeError: ``module`` is no Sequential.
         ValueError: it is empty, a worker has two replicas of a stage, two workers would share a
-            parameter, or a module that goes to another worker has hooks on its parameters.
+            parameter, a module that goes to another worker has hooks on its parameters or tensors that
+            share memory, one with replicas has lazy parameters, or a remote module is inside another.
     """
     check_sequential(module)
     if len(module) == 0:
@@ -96,11 +100,62 @@ def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
                 f"child '{name}' has two replicas on one worker, of {', '.join(workers)}: a worker "
                 "runs one task at a time"
             )
+        _refuse_remote_modules(name, child.module)
         if any(worker != here for worker in workers):
             _refuse_hooks(name, child.module)
+            _refuse_shared_memory(name, child.module)
+        if len(workers) > 1:
+            _refuse_lazy_parameters(name, child.module)
         devices = tuple(str(device) for _, device in child.replicas)
         return StagePlace(workers, devices), Layer(name, child.module)
+    _refuse_remote_modules(name, child)
     return StagePlace((here,), (str(device_of(name, child)),)), Layer(name, child)
+
+
+def _refuse_remote_modules(name: str, module: nn.Module) -> None:
+    """A stage's graph ends at its border, so what a remote call inside of it gives has no gradient."""
+    for inside, one in module.named_modules():
+        if hasattr(one, "get_module_rref"):
+            what = f"has the remote module '{inside}'" if inside else "is a remote module"
+            raise ValueError(
+                f"child '{name}' {what}, and gradients do not go through one inside a stage: let the "
+                "RemoteModule itself be a child of the Sequential, without WithDevice"
+            )
+
+
+def _refuse_shared_memory(name: str, module: nn.Module) -> None:
+    """Each tensor arrives with memory of its own."""
+    tensors = {id(one): (key, one) for key, one in module.named_parameters()}
+    tensors |= {id(one): (key, one) for key, one in module.named_buffers()}
+    ranges = sorted(
+        (str(one.device), one.data_ptr(), one.data_ptr() + _extent(one), key)
+        for key, one in tensors.values()
+        if not is_lazy(one) and one.layout is torch.strided and _extent(one)
+    )
+    for (device, _, end, key), (other, begin, _, next_key) in itertools.pairwise(ranges):
+        if device == other and device != "meta" and begin < end:
+            raise ValueError(
+                f"'{name}.{key}' and '{name}.{next_key}' have memory in common, and would not at the "
+                "worker that they go to: let the module make one of the other in its forward, or make "
+                "it there with weft.RemoteModule"
+            )
+
+
+def _extent(tensor: Tensor) -> int:
+    """The bytes from its first element to its last one."""
+    if tensor.numel() == 0:
+        return 0
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in pairs)) * tensor.element_size()
+
+
+def _refuse_lazy_parameters(name: str, module: nn.Module) -> None:
+    for key, one in module.named_parameters():
+        if is_lazy(one):
+            raise ValueError(
+                f"'{name}.{key}' gets its values with the first input, and each replica would make its "
+                "own: run the module once before"
+            )
 
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:

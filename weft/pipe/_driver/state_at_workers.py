@@ -67,12 +67,15 @@ class StateAtWorkers(LayersElsewhere):
             The norm before, on the CPU.
         """
         self._gradients.check()
+        max_norm, norm_type = float(max_norm), float(norm_type)  # also "inf", as torch takes it
         found = self.at_workers(state.gradient_norms, norm_type).values()
         of_layer: dict[str, list[Tensor]] = {name: [] for name in self._parts.layers}
         for layer, norm in itertools.chain.from_iterable(found):
             of_layer[layer].append(norm)
         norms = [*itertools.chain.from_iterable(of_layer.values())]  # summed in torch's order
-        total = torch.linalg.vector_norm(torch.stack(norms or [torch.zeros(())]), norm_type)
+        total = torch.linalg.vector_norm(
+            torch.stack(norms or [torch.zeros((), device="cpu")]), norm_type
+        )
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # NaN stays: as torch's
         self.at_workers(state.scale_gradients, factor.item())
         return total

@@ -21,7 +21,7 @@ from weft.pipe._driver.output import ForwardGraph, PipeOutput
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._driver.stages import divide, skip_routes
 from weft.pipe._driver.state_at_workers import StateAtWorkers
-from weft.pipe._inputs import check_checkpoint, check_chunks
+from weft.pipe._inputs import check_checkpoint, check_chunks, check_rows
 from weft.pipe._pipe import Pipe
 from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers import calls
@@ -30,7 +30,7 @@ from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.recording import WorkerRecording
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Order, Plan, plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted
-from weft.pipe._workers.splitting import refuse_gradients, split, wanting_gradients
+from weft.pipe._workers.splitting import refuse_gradients, rows_of, split, wanting_gradients
 from weft.pipe._workers.stage import Backward
 
 
@@ -125,12 +125,13 @@ class WorkerPipe(StateAtWorkers):
         )
         self._gradients.check()
         micro_batches = split(inputs, self.chunks)
-        wanted = len(split(targets, len(micro_batches), "targets"))
-        if wanted != len(micro_batches):
+        wanted = split(targets, len(micro_batches), "targets")
+        if len(wanted) != len(micro_batches):
             raise ValueError(
-                f"the targets give {wanted} micro-batches, the inputs {len(micro_batches)}: their first "
-                "dimensions differ"
+                f"the targets give {len(wanted)} micro-batches, the inputs {len(micro_batches)}: their "
+                "first dimensions differ"
             )
+        check_rows([rows_of(inputs, micro_batches), rows_of(targets, wanted)])
         weights = weights_of(inputs, micro_batches, loss, reduction)
         order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
         job = Job(order, recompute, criterion=loss, weights=weights)

@@ -10,7 +10,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.rpc import internal
 
-from weft.pipe._workers.values import leaves
+from weft.pipe._workers.values import cut, leaves, mapped, tensors_in
 
 Parcel = tuple[bytes, list[Tensor]]
 
@@ -85,7 +85,14 @@ def unpack(parcel: Parcel) -> Any:
     value = internal.deserialize(layout, tensors)
     if isinstance(value, AttributeError):
         raise value
-    return value
+    if all(tensor.is_leaf for tensor in tensors_in(value)):
+        return value
+    return mapped(_as_leaf, value)
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    """A tensor of a subclass is made of a leaf, and so is none."""
+    return tensor if tensor.is_leaf else cut(tensor)
 
 
 def portable(parcel: Parcel, worker: str) -> Parcel:

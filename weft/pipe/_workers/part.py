@@ -117,7 +117,8 @@ class Part:
 
     def abandon(self, step: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""
-        self.arrivals.end(step, reason)
+        # A text of Python's may have what UTF-8 has not, such as a file's name of other bytes.
+        self.arrivals.end(step, reason.encode(errors="backslashreplace").decode())
         self._outputs.pop(step, None)
 
     def take(self, key: Arrival) -> Any:

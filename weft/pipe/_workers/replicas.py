@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 Sums = list[Tensor | None]
 
 _OF_A_REPLICA = (
-    "and has replicas, of which each sees only some micro-batches: their buffers would differ. Give "
-    "BatchNorm track_running_stats=False or a stage without replicas, or use another norm"
+    "and has replicas, of which each sees only some micro-batches: they would differ. Give it a stage "
+    "without replicas; or BatchNorm track_running_stats=False, an embedding no max_norm"
 )
 _SHARED = (
     "which a stage on another worker or device has too, as a copy of its own: the two would differ. "
     "Give each stage a module of its own, or let both be on one device of one worker"
+)
+_OF_THE_LOSS = (
+    "and each step gives its worker a new copy, so the change would be lost: let the last layer keep "
+    "it"
 )
 
 
@@ -62,23 +67,39 @@ class Replicas:
         self._before = []
 
 
+def unchanged_in_replica(layers: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Raises RuntimeError if a run of the stage changes what its replicas have too."""
+    return _unchanged("the stage", lambda: _named(layers), _OF_A_REPLICA)
+
+
+def unchanged_buffers(
+    layers: nn.Module, shared: Collection[str]
+) -> contextlib.AbstractContextManager[None]:
+    """Raises RuntimeError if a run changes buffers that a stage elsewhere has too."""
+
+    def found() -> dict[str, Tensor]:
+        buffers = dict(layers.named_buffers(remove_duplicate=False))
+        return {name: buffers[name] for name in shared if name in buffers}
+
+    return _unchanged("the stage", found, _SHARED)
+
+
+def unchanged_loss(loss: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Raises RuntimeError if a run of the loss changes its buffers: each step sends it anew."""
+    return _unchanged("the loss", lambda: dict(loss.named_buffers()), _OF_THE_LOSS)
+
+
+def _named(layers: nn.Module) -> dict[str, Tensor]:
+    found = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
+    return {name: one for name, one in found.items() if not is_lazy(one)}
+
+
 @contextlib.contextmanager
-def unchanged_buffers(layers: nn.Module, shared: Collection[str] | None = None) -> Iterator[None]:
-    """Watches buffers of which others have copies.
-
-    Args:
-        layers: of a stage.
-        shared: those that a stage elsewhere has too; None: the stage has replicas, which have all.
-
-    Raises:
-        RuntimeError: a buffer was changed, as running statistics are.
-    """
-    found = dict(layers.named_buffers(remove_duplicate=False))
-    names = found.keys() if shared is None else shared
-    before = [(name, found[name], found[name]._version) for name in names if name in found]
+def _unchanged(who: str, named: Callable[[], dict[str, Tensor]], why: str) -> Iterator[None]:
+    before = [(name, one, one._version) for name, one in named().items()]
     yield
-    now = dict(layers.named_buffers(remove_duplicate=False))
-    for name, buffer, version in before:
-        if now.get(name) is not buffer or buffer._version != version:
-            why = _OF_A_REPLICA if shared is None else _SHARED
-            raise RuntimeError(f"the stage changes its buffer '{name}', {why}")
+    now = named()
+    for name, one, version in before:
+        if now.get(name) is not one or one._version != version:
+            kind = "parameter" if isinstance(one, nn.Parameter) else "buffer"
+            raise RuntimeError(f"{who} changes its {kind} '{name}', {why}")

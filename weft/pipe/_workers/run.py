@@ -8,7 +8,7 @@ import traceback
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft import _C
 from weft._observe import steps
@@ -17,7 +17,13 @@ from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
 from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
 from weft.pipe._workers.part import Part
-from weft.pipe._workers.replicas import Replicas, Sums, unchanged_buffers
+from weft.pipe._workers.replicas import (
+    Replicas,
+    Sums,
+    unchanged_buffers,
+    unchanged_in_replica,
+    unchanged_loss,
+)
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.scripted import SavedLoss, ScriptedRun, runs_in_cpp
 from weft.pipe._workers.splitting import split
@@ -80,7 +86,7 @@ class Run:
     ) -> None:
         self.part = part
         self.job = job
-        self.loss = torch.zeros(())
+        self.loss = torch.zeros((), device="cpu")  # whatever torch's default device is
         self.done: list[Done] = []
         self._graph = graph
         self._outputs: list[Any] = []
@@ -173,13 +179,16 @@ class Run:
         skips = {at: self._take(Sent.skip, at, number) for at in stage.pops}
         recompute = self.job.recompute
         at = MicroBatch(task.stage, number, len(recompute), self._number)
-        watched: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        watched = contextlib.ExitStack()
         if len(self.part.places[task.stage].workers) > 1:
-            watched = unchanged_buffers(stage.layers)
+            watched.enter_context(unchanged_in_replica(stage.layers))
         elif stage.shared:
-            watched = unchanged_buffers(stage.layers, stage.shared)
+            watched.enter_context(unchanged_buffers(stage.layers, stage.shared))
         if task.stage == self._last and self.job.criterion is not None:
             target, weight = self._targets[number], self.job.weights[number]
+            elsewhere = self.part.name != self.part.driver
+            if elsewhere and isinstance(self.job.criterion, nn.Module):
+                watched.enter_context(unchanged_loss(self.job.criterion))
             with watched:
                 loss = stage.loss(
                     at, value, skips, recompute[number], self.job.criterion, target, weight

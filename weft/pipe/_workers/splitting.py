@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.pipe._inputs import NoChunk
+from weft.pipe._inputs import NoChunk, check_rows
 from weft.pipe._workers.values import leaves, wants_gradient
 
 
@@ -37,6 +37,7 @@ def split(values: Any, chunks: int, name: str = "inputs") -> list[Any]:
         raise ValueError(
             "the tensors give different numbers of micro-batches: their first dimensions differ"
         )
+    check_rows([[one.size(0) for one in piece] for piece in pieces if piece is not None])
 
     def of(number: int) -> tuple[Any, ...]:
         return tuple(

@@ -324,10 +324,12 @@ class Stage:
         self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips, draws: _C.pipe.RepeatedDraws
     ) -> tuple[Any, Skips]:
         """Hooks that the stage puts on its inputs are there from the first run."""
-        arguments, popped = mapped(cut, (arguments, list(skips.values())))
-        given = dict(zip(skips, popped, strict=True))
-        with _C.pipe.StageRun(*at, recomputing=True), draws:
-            return self._call(arguments, given)
+        # backward() of a loss of a subclass switches off what subclasses do.
+        with torch._C._EnableTorchFunction():
+            arguments, popped = mapped(cut, (arguments, list(skips.values())))
+            given = dict(zip(skips, popped, strict=True))
+            with _C.pipe.StageRun(*at, recomputing=True), draws:
+                return self._call(arguments, given)
 
     def _call(self, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
         self._changes += have_changed(self._parameters)

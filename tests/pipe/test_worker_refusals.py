@@ -1,0 +1,189 @@
+"""What workers would have as copies of their own that differ, unseen, is refused; what can go there
+arrives as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import worker_models as models
+from torch import Tensor, nn
+from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of_layers, same
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class without anything of its own."""
+
+
+class Marks(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).as_subclass(Marked)
+
+
+class NeedsMarked(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        assert type(x) is Marked
+        return super().forward(x)
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_subclass(torch.Tensor)
+
+
+def passes_subclasses(places: str, schedule: str, checkpoint: str) -> None:
+    torch.manual_seed(0)
+    for last in ([nn.Linear(4, 3)], [nn.Linear(4, 3), Plain()]):
+        layers = [Marks(4, 4), NeedsMarked(4, 4), nn.Sequential(*last)]
+        plain = nn.Sequential(*copy.deepcopy(layers))
+        pipe = pipe_of_layers(layers, places, 3, schedule, checkpoint)
+        inputs, targets = models.batch()
+        given, wanted = (inputs.clone().as_subclass(Marked).requires_grad_() for _ in range(2))
+        pipe.step(given, targets, loss=CROSS_ENTROPY)
+        models.one_after_the_other(plain, wanted, targets, CROSS_ENTROPY, 3)
+        same(gradients_of(pipe), {name: one.grad for name, one in plain.named_parameters()})
+        assert torch.equal(given.grad, wanted.grad)
+        assert held_anywhere(pipe) == 0
+        pipe.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("places", ["012", "120", "112", "000"])
+def test_gradients_of_a_subclass_between_workers(group, places, checkpoint):
+    group[0].call(passes_subclasses, places, "1f1b", checkpoint)
+
+
+class Unreadable(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("cannot read caf\udce9.png")  # as os.listdir gives such a name
+
+
+def fails_with_another_text(places: str) -> str:
+    layers = [nn.Linear(4, 4), Unreadable(), nn.Linear(4, 3)]
+    pipe = pipe_of_layers(layers, places, 2, "1f1b", "never")
+    with pytest.raises(RuntimeError) as caught:
+        pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    pipe.close()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("places", ["012", "210", "010", "111"])
+def test_the_text_of_a_failure_may_have_what_utf_8_has_not(group, places):
+    """The driver's own stage waited for ever."""
+    assert "cannot read caf" in group[0].call(fails_with_another_text, places)
+
+
+class SharesMemory(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("whole", torch.zeros(4))
+        self.register_buffer("first", self.whole[:2])
+
+
+class Numbers(nn.Module):
+    """An index for each number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:, 0] > 0).long()
+
+
+def of_pairs(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output.flatten(), target)
+
+
+class LossWithMean(nn.Module):
+    """Keeps a running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(output, target)
+        self.mean += 0.1 * (loss.detach() - self.mean)
+        return loss - self.mean
+
+
+def step(layers: list[nn.Module], places: list[str], loss: nn.Module = CROSS_ENTROPY) -> None:
+    pipe = pipe_of_layers(layers, places, 2, "gpipe", "never")
+    try:
+        pipe.step(*models.batch(), loss=loss)
+    finally:
+        pipe.close()
+
+
+def refused() -> None:
+    import weft
+
+    embedding = nn.Sequential(Numbers(), nn.Embedding(8, 3, max_norm=0.1))
+    with pytest.raises(RuntimeError, match=r"changes its parameter '0.1.weight', and has replicas"):
+        step([embedding], ["12"])
+    with pytest.raises(ValueError, match=r"'0.weight' gets its values with the first input"):
+        step([nn.LazyLinear(3)], ["12"])
+    with pytest.raises(ValueError, match=r"'0.first' and '0.whole' have memory in common"):
+        step([SharesMemory()], ["1"])
+    with pytest.raises(RuntimeError, match=r"the loss changes its buffer 'mean'"):
+        step([nn.Linear(4, 3)], ["1"], LossWithMean())
+    scripts = torch.jit.script(nn.Linear(4, 3)), torch.jit.script(LossWithMean())
+    with pytest.raises(RuntimeError, match=r"the loss changes its buffer"):
+        step([scripts[0]], ["1"], scripts[1])
+    step([scripts[0]], ["0"], scripts[1])
+    step([embedding], ["1"])
+    step([nn.LazyLinear(3)], ["1"])
+    step([SharesMemory()], ["0"])
+    step([nn.Linear(4, 3)], ["0"], LossWithMean())
+    step([nn.Linear(4, 3)], ["1"], nn.CrossEntropyLoss(weight=torch.ones(3)))
+    for inside in (
+        nn.Sequential(nn.Tanh(), weft.RemoteModule("worker1/cpu", nn.Linear, (4, 3))),
+        weft.WithDevice(weft.RemoteModule("worker1/cpu", nn.Linear, (4, 3)), "worker2/cpu"),
+    ):
+        with pytest.raises(ValueError, match="let the RemoteModule itself be a child"):
+            weft.Pipe(nn.Sequential(inside), schedule="gpipe")
+
+
+def test_copies_that_would_differ_are_refused(group):
+    group[0].call(refused)
+
+
+def rows() -> None:
+    pipe = pipe_of_layers([models.Adds()], "1", 3, "gpipe", "never")
+    sums = pipe.step((torch.ones(6, 2), torch.ones(6, 2)), torch.ones(6, 2), loss=nn.MSELoss())
+    assert sums.item() == 1
+    for inputs, targets in (
+        ((torch.ones(7, 2), torch.ones(9, 2)), torch.ones(7, 2)),
+        ((torch.ones(7, 2), torch.ones(7, 2)), torch.ones(9, 2)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"give micro-batches of 3, 3|give micro-batches of 1, 3"
+        ):
+            pipe.step(inputs, targets, loss=nn.MSELoss())
+    pair = (torch.ones(6, 2), torch.ones(6, 2))
+    several = pipe.step(pair, torch.ones(12), loss=of_pairs)  # two for each row
+    assert several.item() == 1
+    pipe.close()
+
+
+def test_rows_that_do_not_belong_together_are_refused(group):
+    group[0].call(rows)
+
+
+def with_another_default_device(places: str) -> float:
+    """torch's default is for new tensors, and the loss is on the CPU."""
+    layers = [nn.Linear(4, 4), nn.Linear(4, 3)]
+    pipe = pipe_of_layers(layers, places, 2, "gpipe", "never")
+    inputs, targets = models.batch()
+    torch.set_default_device("meta")
+    try:
+        pipe.clip_grad_norm_(1.0)
+        loss = pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    finally:
+        torch.set_default_device(None)
+    pipe.close()
+    return loss.item()
+
+
+@pytest.mark.parametrize("places", ["01", "10", "12"])
+def test_the_drivers_default_device_changes_no_step(group, places):
+    assert group[0].call(with_another_default_device, places) > 0
