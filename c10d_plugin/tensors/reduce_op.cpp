@@ -78,12 +78,13 @@ Reduction reductionNamed(c10d::ReduceOp::RedOpType op, const char* operation) {
   }
 }
 
-// A whole number becomes one for integers: a product in float64 would lose their bits beyond 53.
-at::Tensor wholeIfPossible(const at::Tensor& factor) {
+// What integers are multiplied by: a whole number as such, because a product in float64 would lose
+// their bits beyond 53; any other in float64, whatever type it came in.
+at::Tensor factorOfIntegers(double value) {
   constexpr double kLimit = 9223372036854775808.0;  // 2^63
-  const double value = factor.item<double>();
   const bool whole = value == std::trunc(value) && value >= -kLimit && value < kLimit;
-  return whole ? at::scalar_tensor(static_cast<std::int64_t>(value), at::kLong) : factor;
+  return whole ? at::scalar_tensor(static_cast<std::int64_t>(value), at::kLong)
+               : at::scalar_tensor(value, at::kDouble);
 }
 
 at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* operation) {
@@ -92,15 +93,17 @@ at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* 
   TORCH_CHECK(supplement != nullptr,
               "weft: PREMUL_SUM needs a factor; make it with "
               "torch.distributed._make_nccl_premul_sum");
-  const at::Tensor factor = supplement->tensor_factor.defined()
-                                ? supplement->tensor_factor.reshape({})
+  const at::Tensor given = supplement->tensor_factor;
+  const at::Tensor factor = given.defined()
+                                ? given.reshape({})
                                 : at::scalar_tensor(supplement->double_factor, at::kDouble);
   TORCH_CHECK(!factor.is_complex() || c10::isComplexType(type), operation,
               ": PREMUL_SUM cannot multiply tensors of type ", type, " by a complex factor",
               "; torch.distributed passes complex tensors as pairs of real numbers, so multiply "
               "them before a SUM");
-  const bool rounds = factor.is_floating_point() && c10::isIntegralType(type, false);
-  return rounds ? wholeIfPossible(factor) : factor;
+  if (factor.is_floating_point() && c10::isIntegralType(type, false))
+    return factorOfIntegers(factor.item<double>());
+  return factor;
 }
 
 }  // namespace

@@ -285,6 +285,10 @@ def premultiplied_without_loss() -> None:
     odd = torch.tensor([3], dtype=torch.int8)
     dist.all_reduce(odd, dist._make_nccl_premul_sum(0.5))
     assert odd.item() == size
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        whole = torch.tensor([2**40 + 2])
+        dist.all_reduce(whole, dist._make_nccl_premul_sum(torch.tensor([0.5], dtype=dtype)))
+        assert whole.item() == size * (2**39 + 1), dtype
 
 
 def averages_of_the_largest_integers() -> None:
