@@ -103,7 +103,8 @@ at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* 
               "them before a SUM");
   if (factor.is_floating_point() && c10::isIntegralType(type, false))
     return factorOfIntegers(factor.item<double>());
-  return factor;
+  // The caller may change its tensor while the operation is under way.
+  return given.defined() ? copyOf(factor) : factor;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ collectives::Element elementOf(c10::ScalarType type) noexcept;
 // all are summed.
 struct TensorReduction {
   collectives::Reduction reduction = collectives::Reduction::kSum;
-  at::Tensor factor;  // of one element; undefined for every other reduction
+  at::Tensor factor;  // of one element, its own; undefined for every other reduction
 
   // The tensor's memory; where there is a factor, a multiplied copy of it, so that a failed
   // operation has not changed the tensor.
