@@ -71,14 +71,15 @@ struct Rows {
   static Rows of(const Tensors& tensors, std::int64_t size) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     Rows rows(tensors, size, size);
-    for (std::size_t i = 0; i < tensors.size(); ++i)
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      checkMemory(tensors[i]);
       rows.share(i).copy_(tensors[i].reshape({size, -1}));
+    }
     return rows;
   }
   void copyTo(const Tensors& tensors) const {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < tensors.size(); ++i)
-      tensors[i].copy_(share(i).reshape(tensors[i].sizes()));
+      copyInto(tensors[i], share(i).reshape(tensors[i].sizes()));
   }
   at::Tensor share(std::size_t tensor) const {
     return matrix.narrow(1, offsets[tensor], widths[tensor]);

@@ -19,6 +19,16 @@ std::size_t endOf(const at::Tensor& tensor) {
   return static_cast<std::size_t>(last + 1) * tensor.itemsize();
 }
 
+bool hasItsMemory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor._is_zerotensor() ||
+         endOf(tensor) <= tensor.storage().nbytes();
+}
+
+std::string missingMemoryText(const at::Tensor& tensor) {
+  return c10::str("a tensor of ", tensor.sizes(), " has a storage of only ",
+                  tensor.storage().nbytes(), " bytes; the storage was made smaller");
+}
+
 at::Tensor contiguousLike(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().requires_grad(false),
                    at::MemoryFormat::Contiguous);
@@ -32,13 +42,17 @@ void checkDense(const at::Tensor& tensor, const char* title) {
               "one is on ", tensor.device());
   TORCH_CHECK(tensor.layout() == c10::kStrided, title, ": tensors must be dense, got ",
               tensor.layout(), "; only all_reduce takes sparse ones");
-  TORCH_CHECK(
-      tensor.numel() == 0 || tensor._is_zerotensor() || endOf(tensor) <= tensor.storage().nbytes(),
-      title, ": a tensor of ", tensor.sizes(), " has a storage of only ", tensor.storage().nbytes(),
-      " bytes; the storage was made smaller");
+  TORCH_CHECK(hasItsMemory(tensor), title, ": ", missingMemoryText(tensor));
+}
+
+void checkMemory(const at::Tensor& tensor) {
+  TORCH_CHECK(hasItsMemory(tensor), missingMemoryText(tensor),
+              " after the operation was called; keep it until wait() has returned");
 }
 
 void copyInto(const at::Tensor& into, const at::Tensor& from) {
+  checkMemory(into);
+  checkMemory(from);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   into.copy_(from);
 }
@@ -50,6 +64,7 @@ at::Tensor copyOf(const at::Tensor& tensor) {
 }
 
 ContiguousTensor::ContiguousTensor(const at::Tensor& tensor, Use use) {
+  checkMemory(tensor);
   if (isPlain(tensor)) {
     memory_ = tensor;
     return;

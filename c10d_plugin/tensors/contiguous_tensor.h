@@ -15,11 +15,16 @@ namespace weft::process_group {
 // Throws c10::Error that names the operation, unless the tensor is dense and on the CPU.
 void checkDense(const at::Tensor& tensor, const char* title);
 
+// Throws c10::Error if the tensor's storage has become too small for it since checkDense(). For
+// what reads or writes its memory: an operation may run long after its call.
+void checkMemory(const at::Tensor& tensor);
+
 class ContiguousTensor {
  public:
   enum class Use { kRead, kWrite, kReadWrite };
 
   ContiguousTensor() = default;
+  // Throws as checkMemory() does.
   ContiguousTensor(const at::Tensor& tensor, Use use);
   // `memory`, contiguous, which writeBack() copies to `original` where that is defined.
   ContiguousTensor(at::Tensor memory, at::Tensor original)
@@ -40,7 +45,7 @@ class ContiguousTensor {
   at::Tensor memory_;
 };
 
-// A contiguous copy that autograd does not see.
+// A contiguous copy that autograd does not see. Both throw as checkMemory() does.
 at::Tensor copyOf(const at::Tensor& tensor);
 // `into.copy_(from)` that autograd does not see.
 void copyInto(const at::Tensor& into, const at::Tensor& from);

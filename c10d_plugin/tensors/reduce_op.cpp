@@ -112,6 +112,7 @@ at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* 
 ContiguousTensor TensorReduction::memoryOf(const at::Tensor& tensor,
                                            ContiguousTensor::Use use) const {
   if (!factor.defined()) return {tensor, use};
+  checkMemory(tensor);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // In one dimension at least: a tensor of none would not decide the product's type over the
   // factor, and some types have no common one.

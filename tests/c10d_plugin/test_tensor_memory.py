@@ -1,4 +1,4 @@
-"""Tensors whose memory is changed while an operation is queued."""
+"""Tensors whose memory is changed or gone while an operation is queued."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import PATHS, Ranks
 
 # What ranks run.
 
@@ -42,6 +43,62 @@ def factor_changed_while_queued() -> None:
         assert tensor.eq(2 * size).all(), tensor
 
 
+def coalesced_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup):
+    return dist.all_reduce_coalesced([torch.ones(2), tensor], group=group, async_op=True)
+
+
+def premultiplied_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup):
+    return dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0), group=group, async_op=True)
+
+
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup):
+    return dist.all_reduce(tensor, group=group, async_op=True)
+
+
+def all_reduce_of_columns(tensor: torch.Tensor, group: dist.ProcessGroup):
+    return dist.all_reduce(tensor.view(-1, 2).t(), group=group, async_op=True)
+
+
+def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup):
+    parts = [torch.empty(tensor.numel()) for _ in range(dist.get_world_size())]
+    return dist.all_gather(parts, tensor, group=group, async_op=True)
+
+
+def memory_gone_while_queued(numel: int) -> None:
+    """An error here, and soon one on the others, which may come before this rank or after it."""
+    calls = (
+        all_reduce,
+        all_reduce_of_columns,
+        premultiplied_all_reduce,
+        coalesced_all_reduce,
+        all_gather,
+    )
+    for call in calls:
+        group, tensor = dist.new_group(), torch.ones(numel)
+        works = []
+
+        def queue(call=call, group=group, tensor=tensor, works=works) -> None:
+            works.append(call(tensor, group))
+            tensor.untyped_storage().resize_(0)
+
+        if dist.get_rank() == 0:
+            held_back(group, f"queued {call.__name__}", queue)
+            with pytest.raises(RuntimeError, match=r"storage of only 0 bytes.* wait\(\)"):
+                works[0].wait()
+            continue
+        # Perhaps while it is still in the first operation: then rank 0 was faster.
+        with pytest.raises(RuntimeError, match=r"failed on rank 0 .* only 0 bytes"):
+            held_back(group, f"queued {call.__name__}", queue)
+            call(tensor, group).wait()
+
+
 @pytest.mark.parametrize("function", [factor_changed_while_queued])
 def test_is_right(ranks, function):
     ranks.all(function)
+
+
+@pytest.mark.parametrize("numel", [8, 100_000])
+@pytest.mark.parametrize("path", PATHS)
+def test_memory_that_is_gone_when_a_queued_operation_runs_is_an_error_on_all_ranks(path, numel):
+    with Ranks(3, PATHS[path]) as ranks:
+        ranks.all(memory_gone_while_queued, numel)
