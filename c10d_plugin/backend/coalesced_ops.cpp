@@ -140,12 +140,28 @@ void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors
   out.copyTo(outputs);
 }
 
-// The packs are written one after the other, so an input that overlaps an output is copied.
-Tensors inputsApart(const Tensors& inputs, const Tensors& outputs) {
-  const Occupied written = occupied(outputs);
+// What the packs write, of which none overlaps another: the outputs, or copies of all.
+Tensors outputsApart(const Tensors& outputs) {
+  if (occupied(outputs).disjoint()) return outputs;
+  Tensors written;
+  for (const at::Tensor& output : outputs)
+    written.push_back(copyOf(output));
+  return written;
+}
+
+// Copies outputsApart() to the outputs, in the order of the list, so the last one remains.
+void copyBack(const Tensors& written, const Tensors& outputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!written[i].is_same(outputs[i])) copyInto(outputs[i], written[i]);
+  }
+}
+
+// The packs are written one after the other, so an input that overlaps what they write is copied.
+Tensors inputsApart(const Tensors& inputs, const Tensors& written) {
+  const Occupied places = occupied(written);
   Tensors kept;
   for (const at::Tensor& input : inputs)
-    kept.push_back(written.overlaps(bytesOf(input)) ? copyOf(input) : input);
+    kept.push_back(places.overlaps(bytesOf(input)) ? copyOf(input) : input);
   return kept;
 }
 
@@ -172,15 +188,11 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
   return submit(OpType::ALLREDUCE_COALESCED, kTitle, opts, tensors, tensors,
                 [tensors, hows](OpContext& context) {
                   // Tensors that share memory are all reduced from what they hold now.
-                  const bool disjoint = occupied(tensors).disjoint();
-                  Tensors reduced;
-                  for (const at::Tensor& tensor : tensors)
-                    reduced.push_back(disjoint ? tensor : copyOf(tensor));
+                  const Tensors reduced = outputsApart(tensors);
                   forEachPack(context, reduced, [&](const auto& places) {
                     allReducePack(context, pick(reduced, places), hows[places.front()]);
                   });
-                  for (std::size_t i = 0; i < tensors.size() && !disjoint; ++i)
-                    copyInto(tensors[i], reduced[i]);
+                  copyBack(reduced, tensors);
                 });
 }
 
@@ -194,10 +206,12 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
   checkWritable(outputs, kTitle);
   return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
                 [inputs, outputs](OpContext& context) {
-                  const Tensors read = inputsApart(inputs, outputs);
+                  const Tensors written = outputsApart(outputs);
+                  const Tensors read = inputsApart(inputs, written);
                   forEachPack(context, read, [&](const auto& places) {
-                    allGatherPack(context, pick(read, places)).copyTo(pick(outputs, places));
+                    allGatherPack(context, pick(read, places)).copyTo(pick(written, places));
                   });
+                  copyBack(written, outputs);
                 });
 }
 
@@ -221,17 +235,19 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
                   Tensors all;
                   for (const Tensors& list : outputs)
                     all.insert(all.end(), list.begin(), list.end());
-                  const Tensors read = inputsApart(inputs, all);
+                  const Tensors written = outputsApart(all);
+                  const Tensors read = inputsApart(inputs, written);
                   forEachPack(context, read, [&](const auto& places) {
                     const Rows gathered = allGatherPack(context, pick(read, places));
                     for (std::size_t i = 0; i < places.size(); ++i) {
                       for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
-                        const at::Tensor& place = outputs[rank][places[i]];
+                        const at::Tensor& place = written[rank * inputs.size() + places[i]];
                         copyInto(place, gathered.share(i)[static_cast<std::int64_t>(rank)].reshape(
                                             place.sizes()));
                       }
                     }
                   });
+                  copyBack(written, all);
                 });
 }
 
@@ -246,11 +262,13 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
   const std::vector<TensorReduction> hows = reductionsOf(opts.reduceOp, outputs, kTitle);
   return submit(OpType::COALESCED, kTitle, opts, inputs, outputs,
                 [inputs, outputs, hows](OpContext& context) {
-                  const Tensors read = inputsApart(inputs, outputs);
-                  forEachPack(context, outputs, [&](const auto& places) {
-                    reduceScatterPack(context, pick(outputs, places), pick(read, places),
+                  const Tensors written = outputsApart(outputs);
+                  const Tensors read = inputsApart(inputs, written);
+                  forEachPack(context, written, [&](const auto& places) {
+                    reduceScatterPack(context, pick(written, places), pick(read, places),
                                       hows[places.front()]);
                   });
+                  copyBack(written, outputs);
                 });
 }
 

@@ -1,4 +1,4 @@
-"""Tensors whose memory is changed or gone while an operation is queued."""
+"""Tensors whose memory is shared by several, or is changed or gone while an operation is queued."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import PATHS, Ranks
+
+LARGE = 40_000  # elements; more than travel together with others in one pack
 
 # What ranks run.
 
@@ -92,7 +94,43 @@ def memory_gone_while_queued(numel: int) -> None:
             call(tensor, group).wait()
 
 
-@pytest.mark.parametrize("function", [factor_changed_while_queued])
+def coalesced_outputs_that_share_memory() -> None:
+    """The last one of the list stays, though small ones travel together and before large ones."""
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    small, large = (torch.full((n,), rank + 1.0) for n in (4, LARGE))
+
+    whole = torch.zeros(size * LARGE)
+    outputs, inputs = [whole[: 4 * size], whole, whole[: 4 * size]], [small, large, small + 10]
+    group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+    wanted = torch.arange(1.0, size + 1).repeat_interleave(LARGE)
+    wanted[: 4 * size] = torch.arange(11.0, size + 11).repeat_interleave(4)
+    assert torch.equal(whole, wanted)
+    whole.zero_()
+    with dist._coalescing_manager():
+        for output, part in zip(outputs, inputs, strict=True):
+            dist.all_gather_into_tensor(output, part)
+    assert torch.equal(whole, wanted)
+
+    place = torch.zeros(LARGE)
+    lists = [[place[:4], place, place[:4]] for _ in range(size)]
+    group.allgather_coalesced(lists, inputs).wait()
+    assert place[:4].eq(size + 10).all() and place[4:].eq(size).all()
+
+    place.zero_()
+    inputs = [torch.full((n * size,), value) for n, value in ((4, 1.0), (LARGE, 2.0), (4, 3.0))]
+    group.reduce_scatter_tensor_coalesced(lists[0], inputs).wait()
+    assert place[:4].eq(3 * size).all() and place[4:].eq(2 * size).all()
+
+    bits = torch.zeros(2)
+    outputs = [bits, bits.view(torch.int32), bits]  # a pack for each type
+    inputs = [torch.full((2 * size,), value).to(out.dtype) for value, out in enumerate(outputs, 1)]
+    group.reduce_scatter_tensor_coalesced(outputs, inputs).wait()
+    assert bits.eq(3 * size).all()
+
+
+@pytest.mark.parametrize(
+    "function", [factor_changed_while_queued, coalesced_outputs_that_share_memory]
+)
 def test_is_right(ranks, function):
     ranks.all(function)
 
