@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "c10d_plugin/engine/call_text.h"
+#include "c10d_plugin/p2p/callback_threads.h"
 #include "transport/base/interruption.h"
-#include "transport/base/thrown.h"
 
 namespace weft::process_group {
 
@@ -68,7 +67,7 @@ void MessageWork::end(std::exception_ptr error) {
   }
   // Callbacks of a future may block; the mailbox's thread may not, unless there is no other.
   const auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-  if (transport::thrownBy([&] { std::thread([self] { self->complete(); }).detach(); })) complete();
+  if (!runOnOwnThread([self] { self->complete(); })) complete();
 }
 
 void MessageWork::fail(const Error& why) { end(asException(title(), why)); }

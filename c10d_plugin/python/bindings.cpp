@@ -7,6 +7,7 @@
 
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/backend/shared_devices.h"
+#include "c10d_plugin/p2p/callback_threads.h"
 
 namespace py = pybind11;
 
@@ -77,6 +78,10 @@ void weft::process_group::bind(py::module_& module) {
   // The base class is registered by torch's own module.
   py::module_::import("torch._C._distributed_c10d");
   bindRecorder(module);
+  module.def(
+      "_wait_for_callbacks", &weft::process_group::waitForCallbacks, py::arg("limit"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Waits until no callback of a message's future runs; False when the limit passed first.");
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<WeftBackend, c10d::Backend, c10::intrusive_ptr<WeftBackend>>(
       module, "WeftBackend", "torch's process-group backend \"weft\".")

@@ -24,6 +24,7 @@ from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
 _WARNING = 2
+_CALLBACKS_LIMIT = timedelta(seconds=10)  # as for a group's collectives and theirs
 
 
 def make_agent(
@@ -89,6 +90,7 @@ def _shut_down_at_exit() -> None:
     with contextlib.suppress(Exception):
         for backend in current.backends():
             backend.shutdown()
+    _C._wait_for_callbacks(_CALLBACKS_LIMIT)
     with contextlib.suppress(Exception):
         agent = current.agent()
         if agent is not None:
