@@ -113,8 +113,18 @@ void Engine::checkProcess(const char* title) const {
               "make the group in the child, or use the group in the parent");
 }
 
+void Engine::refuseInside(const char* outer, const char* title) {
+  TORCH_CHECK(
+      false, title, ": a signal's handler called it while its own thread is inside ", outer,
+      " of the same group, which goes on only after the handler; let the handler set a flag, "
+      "and call it after ",
+      outer);
+}
+
 void Engine::close(std::chrono::milliseconds limit) {
   if (!inOwnProcess()) return;
+  // In a signal's handler: what its own thread runs does not end before the handler.
+  if (running_.onThisThread() != nullptr) limit = std::chrono::milliseconds(0);
   const auto end = transport::deadlineAfter(limit);
   if (!queue_.drain(limit)) {
     abort(Error(ErrorCode::kShutdown, "the process group was shut down on rank " +

@@ -48,6 +48,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   template <typename Describe, typename RunIt>
   WorkPtr submit(const OpParams& params, Describe&& describe, RunIt&& run) {
     checkProcess(params.title);
+    checkThread(params.title);
     const std::uint64_t sequence = recorder_.countCall();
     const bool records = OpRecorder::get().on();
     RecordedOp recorded;
@@ -95,6 +96,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   class QueuedOp;
 
   static bool profiled();
+  // Throws in a signal's handler that has interrupted an operation on this very thread: another one
+  // would wait for that, and that for the handler.
+  void checkThread(const char* title) const {
+    if (const char* outer = running_.onThisThread()) refuseInside(outer, title);
+  }
+  [[noreturn]] static void refuseInside(const char* outer, const char* title);
   int rank() const { return collectives_->rank(); }
   OpContext makeContext(const OpParams& params) {
     return {*collectives_, transport::deadlineAfter(params.timeout), sequence_, params.title,

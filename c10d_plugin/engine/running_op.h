@@ -1,4 +1,5 @@
-// RunningOp: which of a group's operations runs now, and for how long operations have run in total.
+// RunningOp: which of a group's operations runs now, on which thread, and for how long operations
+// have run in total.
 //
 // Threads: any. One operation at a time has a Scope.
 #pragma once
@@ -6,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace weft::process_group {
@@ -26,12 +28,14 @@ class RunningOp {
   // An operation runs for a scope.
   class Scope {
    public:
-    Scope(RunningOp& op, const char* title, std::chrono::milliseconds timeout) : op_(op) {
+    Scope(RunningOp& op, const char* title, std::chrono::milliseconds timeout)
+        : op_(op), title_(title), outer_(std::exchange(innermost_, this)) {
       op_.since_ns_.store(start_.time_since_epoch().count(), std::memory_order_relaxed);
       op_.timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
       op_.title_.store(title, std::memory_order_release);
     }
     ~Scope() {
+      innermost_ = outer_;
       op_.title_.store(nullptr, std::memory_order_relaxed);
       const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start_;
       op_.busy_ns_.fetch_add(took.count(), std::memory_order_relaxed);
@@ -40,7 +44,10 @@ class RunningOp {
     Scope& operator=(const Scope&) = delete;
 
    private:
+    friend class RunningOp;
     RunningOp& op_;
+    const char* const title_;
+    const Scope* const outer_;  // of another group, in whose wait a signal's handler runs this one
     const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   };
 
@@ -54,11 +61,20 @@ class RunningOp {
     activity.timeout = std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
     return true;
   }
+  // The title of the one that the calling thread is inside of; null: none.
+  const char* onThisThread() const {
+    const Scope* scope = innermost_;
+    while (scope != nullptr && &scope->op_ != this)
+      scope = scope->outer_;
+    return scope == nullptr ? nullptr : scope->title_;
+  }
   std::chrono::nanoseconds busy() const {
     return std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed));
   }
 
  private:
+  static inline thread_local constinit const Scope* innermost_ = nullptr;
+
   std::atomic<const char*> title_{nullptr};
   std::atomic<std::int64_t> since_ns_{0}, timeout_ms_{0};
   std::atomic<std::int64_t> busy_ns_{0};
