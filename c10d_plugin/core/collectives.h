@@ -132,6 +132,10 @@ class Collectives {
   // Any thread; returns at once. The first reason stays.
   virtual void abort(Error reason) = 0;
 
+  // Whether the group goes on after ranks have called different operations; else every later
+  // operation fails with the same error.
+  virtual bool outlivesDifferentCalls() const noexcept { return false; }
+
   // The ranks that the running operation waits for, as far as this rank can tell: those that have
   // not come so far, or owe it a message. Empty where none is awaited, or it cannot tell. Any
   // thread; what it says may be over by the time it returns.

@@ -47,6 +47,7 @@ class SoloCollectives final : public Collectives {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::move(reason);
   }
+  bool outlivesDifferentCalls() const noexcept override { return true; }
 
  private:
   Error failure() {

@@ -22,7 +22,8 @@ class OpContext {
         deadline_(deadline),
         sequence_(sequence),
         title_(title),
-        failed_(failed) {}
+        failed_(failed),
+        had_failed_(failed.load(std::memory_order_relaxed)) {}
 
   collectives::Collectives* operator->() const { return &collectives_; }
   // A new one for each operation of the Collectives.
@@ -32,7 +33,8 @@ class OpContext {
     return {deadline_, sequence_++, element, reduction, variant};
   }
   // Call it with the result of each operation of the Collectives. Throws if that is an error, which
-  // ends the group unless it only says that the ranks called different operations.
+  // ends the group unless it only says that the ranks called different operations and the
+  // Collectives outlive that.
   void check(const transport::Error& error) {
     if (!error) {
       if (progress_ == Progress::kBehind) progress_ = Progress::kDone;
@@ -40,7 +42,7 @@ class OpContext {
     }
     const bool differed = error.code() == transport::ErrorCode::kInvalidArgument;
     progress_ = differed ? Progress::kDiffered : Progress::kFailed;
-    if (!differed) failed_.store(true);
+    if (!differed || !collectives_.outlivesDifferentCalls()) failed_.store(true);
     raise(title_, error);
   }
   // An operation is one of the Collectives', or, between these two, a series of them.
@@ -52,8 +54,9 @@ class OpContext {
     return progress_ == Progress::kBehind || progress_ == Progress::kInSeries;
   }
   const char* title() const noexcept { return title_; }
-  // Whether check() threw because the ranks called different operations.
-  bool differed() const noexcept { return progress_ == Progress::kDiffered; }
+  // Whether check() threw because the ranks called different operations, this one among them: in a
+  // group that had ended before, the error is that of an earlier one.
+  bool differed() const noexcept { return progress_ == Progress::kDiffered && !had_failed_; }
 
  private:
   enum class Progress : std::uint8_t {
@@ -69,6 +72,7 @@ class OpContext {
   std::uint64_t& sequence_;
   const char* title_;
   std::atomic<bool>& failed_;
+  const bool had_failed_;  // before this operation
   Progress progress_ = Progress::kBehind;
 };
 

@@ -66,6 +66,7 @@ class ShmCollectives final : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override;
+  bool outlivesDifferentCalls() const noexcept override { return true; }
   std::vector<int> awaited() const override { return context_.awaited(); }
   std::vector<double> waited() const override { return context_.waited(); }
 

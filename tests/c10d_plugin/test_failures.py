@@ -431,6 +431,35 @@ def test_a_rank_that_cannot_say_what_it_called_is_named(stopped, silent):
             assert seconds < 15
 
 
+def call_after_different_calls() -> list[tuple[str, float]]:
+    """What rank 1's later collectives say of a group that ended, and how long each takes."""
+    import torch
+    import torch.distributed as dist
+
+    calls = (
+        lambda: dist.all_reduce(torch.ones(7)),
+        lambda: dist.all_reduce(torch.ones(7), async_op=True).wait(),
+        dist.barrier,
+    )
+    with pytest.raises(RuntimeError, match="called different operations"):
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+    said = []
+    for call in calls if dist.get_rank() == 1 else ():
+        began = time.monotonic()
+        with pytest.raises(RuntimeError) as error:
+            call()
+        said.append((str(error.value), time.monotonic() - began))
+    return said
+
+
+def test_a_group_that_different_calls_ended_fails_at_once():
+    with Ranks(2, PATHS["messages"]) as ranks:
+        for text, took in ranks.all(call_after_different_calls)[1]:
+            assert "called different operations" in text, text
+            assert ".py:" not in text, text  # these lines are not what differed
+            assert took < 1, took
+
+
 def fail_in(operation: str) -> None:
     import torch
     import torch.distributed as dist
