@@ -50,7 +50,7 @@ Error StoreKeyValue::await(const std::vector<std::string>& keys, transport::Dead
     if (now >= deadline) return {ErrorCode::kTimeout, what + " is not in the Store"};
     if (transport::interrupted()) {
       return {ErrorCode::kInterrupted,
-              "the wait for " + what + " in the Store was interrupted (Ctrl-C)"};
+              "the wait for " + what + " in the Store was " + collectives::kInterrupted};
     }
     const auto left = std::chrono::ceil<milliseconds>(deadline - now);
     std::this_thread::sleep_for(std::min(nap, left));

@@ -23,9 +23,12 @@ inline std::string ranksAsText(const std::vector<int>& ranks) {
   return text;
 }
 
-// What a rank tells the others when Ctrl-C has ended it `in` the middle of something.
+// What has ended a wait on the main thread: the handler of any signal, if it raises something.
+inline constexpr const char* kInterrupted = "interrupted (by Ctrl-C or another signal)";
+
+// What a rank tells the others when a signal has ended it `in` the middle of something.
 inline std::string interruptedText(int rank, const std::string& in) {
-  return "rank " + std::to_string(rank) + " was interrupted (Ctrl-C) while " + in;
+  return "rank " + std::to_string(rank) + " was " + kInterrupted + " while " + in;
 }
 
 }  // namespace weft::collectives

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/p2p/callback_threads.h"
 #include "transport/base/interruption.h"
@@ -75,7 +76,7 @@ void MessageWork::fail(const Error& why) { end(asException(title(), why)); }
 bool MessageWork::waitOrGiveUp(milliseconds limit, milliseconds told) {
   const transport::Waited ended = waitFor(limit);
   if (ended == transport::Waited::kInterrupted) {
-    giveUp(Error(ErrorCode::kInterrupted, what_ + " was interrupted (Ctrl-C)"));
+    giveUp(Error(ErrorCode::kInterrupted, what_ + " was " + collectives::kInterrupted));
     transport::raiseInterrupt();
   }
   if (ended == transport::Waited::kLate) {

@@ -120,7 +120,7 @@ class Agreement {
   Error pause(milliseconds nap) {
     if (steady_clock::now() >= deadline_) return notCome(missing());
     if (transport::interrupted())
-      return {ErrorCode::kInterrupted, "forming the group was interrupted (Ctrl-C)"};
+      return {ErrorCode::kInterrupted, std::string("forming the group was ") + kInterrupted};
     if (const auto now = steady_clock::now(); now >= next_warning_) {
       if (mayWarn(rank_, ranks_)) warnOfSilence(rank_, missing());
       next_warning_ = now + kWarnAfter;
