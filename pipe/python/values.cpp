@@ -21,6 +21,21 @@ bool isPlain(PyObject* object) {
          PyUnicode_CheckExact(object);
 }
 
+// Whether two objects differ in what can be told: numbers, texts and classes, also in lists and
+// tuples. Others, such as a default's function, may be made anew for each micro-batch.
+bool differ(PyObject* one, PyObject* other) {
+  if (one == other) return false;
+  if (Py_TYPE(one) != Py_TYPE(other) || PyType_Check(one)) return true;
+  if (isPlain(one)) return PyObject_RichCompareBool(one, other, Py_EQ) == 0;
+  if (!PyList_Check(one) && !PyTuple_Check(one)) return false;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(one);
+  if (count != PySequence_Fast_GET_SIZE(other)) return true;
+  for (Py_ssize_t at = 0; at < count; ++at) {
+    if (differ(PySequence_Fast_GET_ITEM(one, at), PySequence_Fast_GET_ITEM(other, at))) return true;
+  }
+  return false;
+}
+
 // A Python object in an IValue. torch's own holder cannot be linked: libtorch_python hides what it
 // infers types with.
 class HeldObject final : public HeldValue {
@@ -42,12 +57,9 @@ class HeldObject final : public HeldValue {
     const py::gil_scoped_acquire gil;
     return scriptValue(object_).value();
   }
-  // What cannot be compared counts as different.
   bool equals(const c10::IValue& other) const override {
     const py::gil_scoped_acquire gil;
-    const int equal = PyObject_RichCompareBool(object_.ptr(), other.toPyObject(), Py_EQ);
-    if (equal < 0) PyErr_Clear();
-    return equal > 0;
+    return !differ(object_.ptr(), other.toPyObject());
   }
   std::optional<std::vector<std::size_t>> placesIn(const c10::IValue& other) const override {
     return withGil([&]() -> std::optional<std::vector<std::size_t>> {

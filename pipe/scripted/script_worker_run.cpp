@@ -147,10 +147,11 @@ void ScriptWorkerRun::forward(const WorkerTask& task, std::optional<Parcel> inpu
   context.micro_batches = job_.recompute.size();
   context.mini_batch = number_;
   if (job_.trains && task.stage == last_) {
-    const auto buffers = withVersions(buffersOf(*job_.criterion));
+    const bool copied = part_.worker != part_.driver;
+    const auto buffers = withVersions(copied ? buffersOf(*job_.criterion) : Tensors());
     loss_ = loss_ + stage.loss(context, std::move(arguments), job_.recompute[number],
                                *job_.criterion, job_.targets[number], job_.weights[number]);
-    if (part_.worker != part_.driver) checkUnchanged(*job_.criterion, buffers);
+    if (copied) checkUnchanged(*job_.criterion, buffers);
     record.ended = monotonicNanos();
     return;
   }

@@ -19,6 +19,7 @@
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/serve/sendable.h"
+#include "rpc_backend/trace/call_range.h"
 
 namespace py = pybind11;
 
@@ -114,6 +115,7 @@ py::object callScript(const std::string& worker, const std::string& function, co
     const py::gil_scoped_release no_gil;
     ScriptFunctionCall call = toCall(worker, function, args, keywords, timeout, async_execution);
     const ScopedInlineWaiter waiter;
+    const CallRange range;
     const auto answer = send(call);
     awaitAnswer(*answer);
     answer->waitAndThrow();

@@ -152,8 +152,9 @@ void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message
     if (!error) return;
     logDebug("an answer was not sent: " + error.text());
     rrefs.undo(carried);
-    // The caller may be there: the answer may be beyond a limit of this worker's.
-    if (message->type() != MessageType::EXCEPTION) fail(to, id, error.text());
+    // Else the caller is gone, or this worker ends: nobody is left to tell.
+    const bool too_large = error.code() == transport::ErrorCode::kLimitExceeded;
+    if (too_large && message->type() != MessageType::EXCEPTION) fail(to, id, error.text());
   } catch (...) {
     rrefs.undo(carried);
     throw;

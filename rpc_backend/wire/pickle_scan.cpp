@@ -19,12 +19,15 @@ constexpr std::uint32_t kMaxDepth = 512;
 constexpr std::uint32_t kMaxTypeDepth = 128;  // of a type's name
 // How many tuples one may hold, each counted as often as it is held, beside one for each byte.
 constexpr std::uint64_t kMaxTuples = 10'000;
-// How many values one may hold in all, a text's bytes among them, each counted as often as it is
-// held, beside some for each byte. A pickle that holds each once has fewer values than bytes.
+// How many values one may hold in all, each counted as often as it is held, beside some for each
+// byte; a long text counts as several, by its memory. A pickle that holds each once has fewer
+// values than bytes.
 constexpr std::uint64_t kMaxValues = 1'000'000;
 constexpr std::uint64_t kValuesPerByte = 8;
+constexpr std::uint64_t kLettersPerValue = 64;
 
 constexpr const char* kDeep = "its values are nested too deeply";
+constexpr const char* kRepeated = "it holds the same values too often";
 constexpr const char* kNotForked = "it has an RRef that its sender has not forked";
 constexpr const char* kMalformed = "its pickle is cut short, or is not one that torch writes";
 
@@ -203,7 +206,7 @@ class Scan : Reader {
   void text() {
     std::string_view text;
     if (!takeText(text)) return fail();
-    push({.type_depth = typeDepth(text), .values = 1 + text.size()});
+    push({.type_depth = typeDepth(text), .values = 1 + text.size() / kLettersPerValue});
   }
   void global() {
     std::string_view module;
@@ -239,7 +242,7 @@ class Scan : Reader {
       all.values = std::min(all.values + part.values, max_values_ + 1);
     }
     stack_.erase(first, stack_.end());
-    if (all.values > max_values_) fail("it holds the same values too often");
+    if (all.values > max_values_) fail(kRepeated);
     return all;
   }
   // Whether so many values on top are an RRef's that the sender has forked, as PyRRef and torch's
@@ -271,6 +274,7 @@ class Scan : Reader {
     if (parts.depth >= kMaxDepth) fail(kDeep);
     into.depth = std::max(into.depth, parts.depth + 1);
     into.values = std::min(into.values + parts.values, max_values_ + 1);
+    if (into.values > max_values_) fail(kRepeated);
   }
   void setItems(std::size_t count) {
     if (count % 2 != 0) return fail();  // the unpickler would read on behind the last key

@@ -128,10 +128,14 @@ class TestConstruction:
         """Their threads would update its running statistics in any order."""
         norm = nn.BatchNorm1d(1)
         first, second = (nn.Sequential(nn.Sequential(nn.Linear(1, 1), norm)) for _ in range(2))
+        x = torch.ones(4, 1)
+        pipe = Pipe(nn.Sequential(first, second), 2)
         with pytest.raises(ValueError, match=r"'0\.1' of partition 1 is a batch norm of another"):
-            Pipe(nn.Sequential(first, second))
+            pipe(x)
         with pytest.raises(ValueError, match="is a batch norm of another partition"):
-            Pipe(nn.Sequential(first, second), deferred_batch_norm=True)
+            Pipe(nn.Sequential(first, second), 2, deferred_batch_norm=True)(x)
+        assert pipe.eval()(x).local_value().shape == (4, 1)  # nothing is updated
+        Pipe(nn.Sequential(first, second))(x)  # nor at the same time
         assert len(Pipe(nn.Sequential(nn.Sequential(norm, nn.Linear(1, 1), nn.Tanh())))) == 3
         norm = nn.BatchNorm1d(1, track_running_stats=False)
         Pipe(nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), norm) for _ in range(2))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from weft.pipe import NoChunk, Pipe
 
@@ -379,3 +380,34 @@ def test_a_layer_in_the_place_of_a_script_module(make, mode):
         pipe.zero_grad()
         expected.sum().backward()
         assert_same(found, gradients(pipe))
+
+
+class Chart:
+    """A container whose context is no plain data: it is made anew for each micro-batch."""
+
+    def __init__(self, rows, scale):
+        self.rows, self.scale = rows, scale
+
+
+pytree.register_pytree_node(
+    Chart, lambda one: ([one.rows], one.scale), lambda rows, s: Chart(*rows, s)
+)
+
+
+def test_what_a_container_is_made_with_may_be_made_anew():
+    def default(weight, x):
+        return defaultdict(lambda: 0, rows=x * weight)
+
+    def chart(weight, x):
+        return Chart(x * weight, torch.finfo(torch.float32))
+
+    x = torch.ones(4, 1)
+    _, output = run([default], x)
+    assert torch.equal(output["rows"], x * 2)
+    _, output = run([chart], x)
+    assert torch.equal(output.rows, x * 2)
+    with pytest.raises(TypeError, match="in micro-batch 0 and"):
+        run(
+            [lambda weight, x: defaultdict(int, {str(x[0].item()): x})],
+            torch.arange(4.0).view(4, 1),
+        )

@@ -75,11 +75,37 @@ def test_the_text_of_a_failure_may_have_what_utf_8_has_not(group, places):
     assert "cannot read caf" in group[0].call(fails_with_another_text, places)
 
 
-class SharesMemory(nn.Linear):
+class SharesParameters(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)
+        self.first = nn.Parameter(self.weight.detach()[:2])
+
+
+class SharesBuffers(nn.Linear):
+    """Two buffers, one of which the other shows."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__(4, 3)
+        self.changes = changes
         self.register_buffer("whole", torch.zeros(4))
-        self.register_buffer("first", self.whole[:2])
+        self.register_buffer("begin", self.whole[:2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.changes:
+            self.whole += 1
+        return super().forward(x) + self.begin.sum()
+
+
+class HasSlices(nn.Module):
+    """Parameters of one memory, without a common element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.ones(3, 4)
+        self.even, self.odd = nn.Parameter(whole[:, ::2]), nn.Parameter(whole[:, 1::2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.cat([self.even, self.odd], 1).t()
 
 
 class Numbers(nn.Module):
@@ -122,8 +148,10 @@ def refused() -> None:
         step([embedding], ["12"])
     with pytest.raises(ValueError, match=r"'0.weight' gets its values with the first input"):
         step([nn.LazyLinear(3)], ["12"])
-    with pytest.raises(ValueError, match=r"'0.first' and '0.whole' have memory in common"):
-        step([SharesMemory()], ["1"])
+    with pytest.raises(ValueError, match=r"'0.\w+' and '0.\w+' have memory in common"):
+        step([SharesParameters()], ["1"])
+    with pytest.raises(RuntimeError, match=r"changes its buffer '0.whole', .*shared memory"):
+        step([SharesBuffers(changes=True)], ["1"])
     with pytest.raises(RuntimeError, match=r"the loss changes its buffer 'mean'"):
         step([nn.Linear(4, 3)], ["1"], LossWithMean())
     scripts = torch.jit.script(nn.Linear(4, 3)), torch.jit.script(LossWithMean())
@@ -132,15 +160,25 @@ def refused() -> None:
     step([scripts[0]], ["0"], scripts[1])
     step([embedding], ["1"])
     step([nn.LazyLinear(3)], ["1"])
-    step([SharesMemory()], ["0"])
+    step([SharesParameters()], ["0"])
+    step([SharesBuffers(changes=True)], ["0"])
+    step([SharesBuffers(changes=False)], ["1"])
+    step([HasSlices()], ["1"])
     step([nn.Linear(4, 3)], ["0"], LossWithMean())
     step([nn.Linear(4, 3)], ["1"], nn.CrossEntropyLoss(weight=torch.ones(3)))
-    for inside in (
-        nn.Sequential(nn.Tanh(), weft.RemoteModule("worker1/cpu", nn.Linear, (4, 3))),
-        weft.WithDevice(weft.RemoteModule("worker1/cpu", nn.Linear, (4, 3)), "worker2/cpu"),
-    ):
-        with pytest.raises(ValueError, match="let the RemoteModule itself be a child"):
-            weft.Pipe(nn.Sequential(inside), schedule="gpipe")
+    remote = weft.RemoteModule("worker1/cpu", nn.Linear, (4, 3))
+    with pytest.raises(ValueError, match="child '0' is a RemoteModule, which is where it is"):
+        weft.Pipe(nn.Sequential(weft.WithDevice(remote, "worker2/cpu")), schedule="gpipe")
+    for place in ("0", "2"):
+        pipe = pipe_of_layers([nn.Sequential(nn.Tanh(), remote)], place, 2, "gpipe", "never")
+        inputs, targets = models.batch()
+        with pytest.raises(ValueError, match=r"the remote module '0\.1' is inside a stage"):
+            pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+        with pytest.raises(ValueError, match=r"the remote module '0\.1' is inside a stage"):
+            pipe(inputs)
+        with torch.no_grad():
+            torch.testing.assert_close(pipe(inputs).to_here(), remote(inputs.tanh()))
+        pipe.close()
 
 
 def test_copies_that_would_differ_are_refused(group):
@@ -160,6 +198,8 @@ def rows() -> None:
         ):
             pipe.step(inputs, targets, loss=nn.MSELoss())
     pair = (torch.ones(6, 2), torch.ones(6, 2))
+    uneven = (torch.ones(7, 2), torch.ones(3, 2))  # a row for each micro-batch
+    assert pipe.step(uneven, torch.ones(7, 2), loss=nn.MSELoss()).item() == 1
     several = pipe.step(pair, torch.ones(12), loss=of_pairs)  # two for each row
     assert several.item() == 1
     pipe.close()

@@ -121,7 +121,12 @@ TEST(PickleScan, ListsOfTheSameListsMayNot) {
   };
   EXPECT_EQ(fault(tower("](K\x01\x65", 10)), "");
   expectFault(tower("](K\x01\x65", 30), "too often");
-  expectFault(tower(text(times("x", 100000)), 10), "too often");
+  expectFault(tower(text(times("x", 100000)), 16), "too often");
+  // A value that is no part of a tuple, as an answer is.
+  const std::string thousand = "](" + times("K\x01", 100000) + "\x65q\x00";
+  expectFault(thousand + "](" + times("h\x00", 200) + "\x65", "too often");
+  expectFault(thousand + "]" + times("(h\x00h\x00h\x00\x65"s, 100), "too often");
+  EXPECT_EQ(fault(text(times("x", 24)) + "q\x00](" + times("h\x00", 150000) + "\x65"), "");
   EXPECT_EQ(fault(tower(text(times("x", 100000)), 2)), "");
 }
 
@@ -137,7 +142,7 @@ TEST(PickleScan, RRefsThatAnotherWorkerHasForkedMayNot) {
   // Numbers from the memo, and a tuple that is made elsewhere.
   EXPECT_EQ(fault("(K\x01q\x00"s + rref("K\x02K\x02K\x01h\x00K\x02h\x00"s) + "t"), "");
   expectFault("(K\x00q\x00"s + rref("K\x02K\x02K\x01h\x00K\x02h\x00"s) + "t", forked);
-  expectFault("K\x00q\x00"s + name.substr(0, name.size() - 1) + "h\x00R"s, "");
+  expectFault("K\x00q\x00"s + name.substr(0, name.size() - 1) + "h\x00R"s, forked);
 }
 
 // Each holds the next, and gets what it holds only afterwards.

@@ -59,8 +59,10 @@ def check_rows(rows: list[list[int]]) -> None:
     """Raises ValueError if the tensors' rows are not in proportion in all micro-batches.
 
     Args:
-        rows: of each tensor, by micro-batch. One may have several for each of another.
+        rows: of each tensor, by micro-batch. One may have several for each of another, or one for each
+            micro-batch.
     """
+    rows = [of_one for of_one in rows if max(of_one) > 1]
     wholes = [sum(of_one) for of_one in rows]
     for parts in zip(*rows, strict=True):
         if any(

@@ -204,10 +204,11 @@ def check_shared_parameters(
                 )
 
 
-def check_shared_statistics(
-    partitions: Sequence[nn.Module], devices: Sequence[torch.device]
-) -> None:
-    """Raises if partitions with a thread each share a batch norm that keeps running statistics."""
+def shared_statistics(partitions: Sequence[nn.Module], devices: Sequence[torch.device]) -> str:
+    """Why these must not run at once in training: two share a batch norm. Empty: they may.
+
+    One that keeps running statistics, in partitions with a thread each.
+    """
     owners: dict[Tensor, int] = {}
     for index, (partition, device) in enumerate(zip(partitions, devices, strict=True)):
         for name, layer in partition.named_modules():
@@ -216,11 +217,12 @@ def check_shared_statistics(
             if layer.running_mean is None:
                 continue
             if owners.setdefault(layer.running_mean, index) != index:
-                raise ValueError(
+                return (
                     f"'{name}' of partition {index} is a batch norm of another partition, too, whose "
                     "thread would update the running statistics at the same time: give each a layer of "
                     "its own, or track_running_stats=False"
                 )
+    return ""
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -101,7 +101,7 @@ class Pipe(nn.Module):
             module = DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
         partitions, self.devices, names = _partition.split(module)
         _partition.check_shared_parameters(partitions, self.devices)
-        _partition.check_shared_statistics(partitions, self.devices)
+        self._shared_statistics = _partition.shared_statistics(partitions, self.devices)
         #: The partitions, in order.
         self.partitions = nn.ModuleList(partitions)
         #: The number of micro-batches.
@@ -156,6 +156,8 @@ class Pipe(nn.Module):
                 "the partitions of this Pipe were replaced, and it would run those that it was built "
                 "of: replace layers within a partition, or build a Pipe of the new modules"
             )
+        if self._shared_statistics and self.training and self.chunks > 1:
+            raise ValueError(self._shared_statistics)
         if not self.devices:
             return inputs[0] if len(inputs) == 1 else inputs
         mode = getattr(_C.pipe.Checkpoint, self.checkpoint)

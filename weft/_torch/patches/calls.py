@@ -148,7 +148,9 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     tables, forks = internal._thread_local_tensor_tables, rref.forks
     outer, outer_forks, forks.made = getattr(tables, "send_tables", None), forks.made, []
     try:
-        return upstream(obj)
+        pickled = upstream(obj)
+        forks.last = forks.made
+        return pickled
     except BaseException:
         _forget(forks.made, tables, outer)
         raise

@@ -58,13 +58,21 @@ def local_value(upstream: Function, self: Any) -> Any:
 
 
 class _Forks(threading.local):
-    """What this thread has forked for the message that it pickles."""
+    """What this thread has forked for the message that it pickles, and for the last that it pickled."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
+        self.last: list[tuple[Any, ...]] = []
 
 
 forks = _Forks()
+
+
+def drop_last() -> None:
+    """Drops the forks of a message that this thread has pickled and does not send."""
+    if forks.last and _C._weft_is_current():
+        _C._forget_forks(forks.last)
+    forks.last = []
 
 
 @patch("torch.distributed.rpc:PyRRef._serialize", "(self)", without=_WITHOUT, uses=_FUTURE)

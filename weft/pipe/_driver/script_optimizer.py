@@ -28,7 +28,9 @@ class ScriptOptimizer:
         self._where = where
         parameters = parameters_of(layers)
         self._names = list(parameters)
-        self._complex = [name for name, one in parameters.items() if one.is_complex()]
+        self._complex = [
+            name for name, one in parameters.items() if one.is_complex() and one.requires_grad
+        ]
         self._kind = ""
         self._own: torch.optim.Optimizer | None = None
         self._scheduler: Any = None

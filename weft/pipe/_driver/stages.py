@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,7 +56,7 @@ def divide(module: nn.Sequential) -> list[StageLayers]:
         TypeError: ``module`` is no Sequential.
         ValueError: it is empty, a worker has two replicas of a stage, two workers would share a
             parameter, a module that goes to another worker has hooks on its parameters or tensors that
-            share memory, one with replicas has lazy parameters, or a remote module is inside another.
+            share memory, one with replicas has lazy parameters, or a RemoteModule is in a WithDevice.
     """
     check_sequential(module)
     if len(module) == 0:
@@ -100,7 +99,10 @@ def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
                 f"child '{name}' has two replicas on one worker, of {', '.join(workers)}: a worker "
                 "runs one task at a time"
             )
-        _refuse_remote_modules(name, child.module)
+        if isinstance(child.module, RemoteModule):
+            raise ValueError(
+                f"child '{name}' is a RemoteModule, which is where it is: give it without WithDevice"
+            )
         if any(worker != here for worker in workers):
             _refuse_hooks(name, child.module)
             _refuse_shared_memory(name, child.module)
@@ -108,43 +110,67 @@ def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
             _refuse_lazy_parameters(name, child.module)
         devices = tuple(str(device) for _, device in child.replicas)
         return StagePlace(workers, devices), Layer(name, child.module)
-    _refuse_remote_modules(name, child)
     return StagePlace((here,), (str(device_of(name, child)),)), Layer(name, child)
 
 
-def _refuse_remote_modules(name: str, module: nn.Module) -> None:
-    """A stage's graph ends at its border, so what a remote call inside of it gives has no gradient."""
-    for inside, one in module.named_modules():
-        if hasattr(one, "get_module_rref"):
-            what = f"has the remote module '{inside}'" if inside else "is a remote module"
-            raise ValueError(
-                f"child '{name}' {what}, and gradients do not go through one inside a stage: let the "
-                "RemoteModule itself be a child of the Sequential, without WithDevice"
-            )
+def inner_remote_module(module: nn.Sequential) -> str:
+    """The name of a remote module inside a child of the Sequential; empty: there is none."""
+    for name, child in module.named_children():
+        layer = child.module if isinstance(child, WithDevice) else child
+        for inside, one in layer.named_modules():
+            if inside and hasattr(one, "get_module_rref"):
+                return f"{name}.{inside}"
+    return ""
 
 
 def _refuse_shared_memory(name: str, module: nn.Module) -> None:
-    """Each tensor arrives with memory of its own."""
-    tensors = {id(one): (key, one) for key, one in module.named_parameters()}
-    tensors |= {id(one): (key, one) for key, one in module.named_buffers()}
-    ranges = sorted(
-        (str(one.device), one.data_ptr(), one.data_ptr() + _extent(one), key)
-        for key, one in tensors.values()
-        if not is_lazy(one) and one.layout is torch.strided and _extent(one)
-    )
-    for (device, _, end, key), (other, begin, _, next_key) in itertools.pairwise(ranges):
-        if device == other and device != "meta" and begin < end:
+    """Each tensor arrives with memory of its own. Buffers that share some are watched instead."""
+    for (key, one), (other_key, other) in _sharing(module):
+        if isinstance(one, nn.Parameter) or isinstance(other, nn.Parameter):
             raise ValueError(
-                f"'{name}.{key}' and '{name}.{next_key}' have memory in common, and would not at the "
+                f"'{name}.{key}' and '{name}.{other_key}' have memory in common, and would not at the "
                 "worker that they go to: let the module make one of the other in its forward, or make "
                 "it there with weft.RemoteModule"
             )
 
 
+def _sharing(module: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
+    """Pairs of its tensors, with their names, that have elements in common."""
+    tensors = {id(one): (key, one) for key, one in module.named_parameters()}
+    tensors |= {id(one): (key, one) for key, one in module.named_buffers()}
+    found = [
+        (key, one)
+        for key, one in tensors.values()
+        if not is_lazy(one) and one.layout is torch.strided and one.numel() and one.data_ptr()
+    ]
+    found.sort(key=lambda pair: (str(pair[1].device), pair[1].data_ptr()))
+    for at, one in enumerate(found):
+        for other in found[at + 1 :]:
+            if not _may_overlap(one[1], other[1]):
+                break
+            if _overlap(one[1], other[1]):
+                yield one, other
+
+
+def _may_overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether the other begins before the end of the one."""
+    return one.device == other.device and other.data_ptr() < one.data_ptr() + _extent(one)
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether they have an element in common; the one begins first."""
+    size = one.element_size()
+    ahead, rest = divmod(other.data_ptr() - one.data_ptr(), size)
+    if rest or other.element_size() != size:
+        return True
+    last = max(_extent(one) // size, ahead + _extent(other) // size)
+    taken = torch.zeros(last, dtype=torch.bool, device="cpu")
+    taken.as_strided(one.shape, one.stride()).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), ahead).any())
+
+
 def _extent(tensor: Tensor) -> int:
-    """The bytes from its first element to its last one."""
-    if tensor.numel() == 0:
-        return 0
+    """The bytes from its first element to its last one; it has some."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((size - 1) * stride for size, stride in pairs)) * tensor.element_size()
 
@@ -182,11 +208,18 @@ def _with_shared_buffers(stages: list[StageLayers]) -> list[StageLayers]:
             for buffer in layer.module.buffers():
                 places.setdefault(buffer, set()).add(place)
 
-    def noted(layer: Layer) -> Layer:
-        buffers = layer.module.named_buffers(remove_duplicate=False)
-        return layer._replace(shared=tuple(name for name, one in buffers if len(places[one]) > 1))
+    here = rpc.get_worker_info().name
 
-    return [StageLayers(place, [noted(layer) for layer in layers]) for place, layers in stages]
+    def noted(place: StagePlace, layer: Layer) -> Layer:
+        buffers = dict(layer.module.named_buffers(remove_duplicate=False))
+        shared = {name for name, one in buffers.items() if len(places[one]) > 1}
+        if place.workers != (here,):  # there they have memory of their own
+            shared |= {name for pair in _sharing(layer.module) for name, _ in pair}
+        return layer._replace(shared=tuple(name for name in buffers if name in shared))
+
+    return [
+        StageLayers(place, [noted(place, layer) for layer in layers]) for place, layers in stages
+    ]
 
 
 def _check_shared_parameters(stages: list[StageLayers]) -> None:

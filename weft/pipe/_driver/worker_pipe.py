@@ -19,7 +19,7 @@ from weft.pipe._driver.gradients import ReplicatedGradients, backward_of_inputs,
 from weft.pipe._driver.mini_batch import MiniBatch
 from weft.pipe._driver.output import ForwardGraph, PipeOutput
 from weft.pipe._driver.remote_parts import RemoteParts
-from weft.pipe._driver.stages import divide, skip_routes
+from weft.pipe._driver.stages import divide, inner_remote_module, skip_routes
 from weft.pipe._driver.state_at_workers import StateAtWorkers
 from weft.pipe._inputs import check_checkpoint, check_chunks, check_rows
 from weft.pipe._pipe import Pipe
@@ -66,6 +66,7 @@ class WorkerPipe(StateAtWorkers):
         self.schedule = schedule
         self._identity = uuid.uuid4().hex
         deferred = self.chunks if deferred_batch_norm else 0
+        self._inner_remote = inner_remote_module(module)
         self._parts = RemoteParts(self._identity, divide(module), deferred)
         #: The workers and the devices of each stage, or of its replicas.
         self.places = self._parts.places
@@ -117,6 +118,7 @@ class WorkerPipe(StateAtWorkers):
                 it.
         """
         check_surroundings((inputs, targets))
+        self._check_inner_remote()
         if self.places[-1].workers != (rpc.get_worker_info().name,):
             check_loss(loss)
         self._parts.check_loss(loss)
@@ -166,6 +168,7 @@ class WorkerPipe(StateAtWorkers):
                 inputs, "the output of a Pipe with a schedule has no graph after eval()"
             )
         if with_graph:
+            self._check_inner_remote()
             self._parts.check_graph()
         micro_batches = split(inputs, self.chunks)
         job = Job(self._order(len(micro_batches), FORWARD), self._recompute(len(micro_batches)))
@@ -181,6 +184,14 @@ class WorkerPipe(StateAtWorkers):
             value, wanted = calls.take_output(self._identity, step)
             return rpc.RRef(graph.attach(value, wanted))
         return PipeOutput(self._parts.take_output(last, step), graph)
+
+    def _check_inner_remote(self) -> None:
+        """A stage's graph ends at its border, so what a remote call inside of it gives has no gradient."""
+        if self._inner_remote:
+            raise ValueError(
+                f"the remote module '{self._inner_remote}' is inside a stage, and gradients do not go "
+                "through it there: let it be a child of the Sequential itself, or compute no gradients"
+            )
 
     def _open_graphs(self) -> dict[str, Any]:
         here = rpc.get_worker_info().name

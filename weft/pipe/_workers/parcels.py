@@ -10,6 +10,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.rpc import internal
 
+from weft._torch.patches import rref
 from weft.pipe._workers.values import cut, leaves, mapped, tensors_in
 
 Parcel = tuple[bytes, list[Tensor]]
@@ -43,27 +44,38 @@ def pack(value: Any, input: bool = False) -> Parcel:
             tensors = [one for one in value if one is not None]
             return (_APART if input and overlap(tensors) else b"") + layout, tensors
     layout, tensors = internal.serialize(value)
-    if input:
-        _check_visible(value, tensors)
-        if overlap(tensors):
-            return internal.serialize(Apart(value))
-    return layout, tensors
+    if not input:
+        return layout, tensors
+    visible, apart = _are_visible(value, tensors), overlap(tensors)
+    if visible and not apart:
+        return layout, tensors
+    rref.drop_last()
+    if not visible:
+        raise _hidden(value)
+    return internal.serialize(Apart(value))
 
 
 def check_visible(value: Any) -> None:
     """Raises TypeError if tensors that want gradients are where nobody finds them."""
-    _check_visible(value, internal.serialize(value)[1])
+    tensors = internal.serialize(value)[1]
+    rref.drop_last()
+    if not _are_visible(value, tensors):
+        raise _hidden(value)
 
 
-def _check_visible(value: Any, tensors: list[Tensor]) -> None:
+def _are_visible(value: Any, tensors: list[Tensor]) -> bool:
+    """Whether all tensors of a value's pickle that want gradients are its leaves."""
     seen = set(map(id, leaves(value)))
-    if any(one.requires_grad and id(one) not in seen for one in tensors):
-        kinds = {type(leaf).__name__ for leaf in leaves(value) if not isinstance(leaf, Tensor)}
-        raise TypeError(
-            f"a value between stages has tensors that require gradients inside "
-            f"{', '.join(sorted(kinds))}: give them in tuples, lists or dictionaries, or register "
-            "the class with torch.utils._pytree.register_pytree_node at all workers"
-        )
+    return all(id(one) in seen for one in tensors if one.requires_grad)
+
+
+def _hidden(value: Any) -> TypeError:
+    kinds = {type(leaf).__name__ for leaf in leaves(value) if not isinstance(leaf, Tensor)}
+    return TypeError(
+        f"a value between stages has tensors that require gradients inside "
+        f"{', '.join(sorted(kinds))}: give them in tuples, lists or dictionaries, or register "
+        "the class with torch.utils._pytree.register_pytree_node at all workers"
+    )
 
 
 def unpack(parcel: Parcel) -> Any:

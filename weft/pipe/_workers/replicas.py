@@ -20,7 +20,8 @@ _OF_A_REPLICA = (
     "without replicas; or BatchNorm track_running_stats=False, an embedding no max_norm"
 )
 _SHARED = (
-    "which a stage on another worker or device has too, as a copy of its own: the two would differ. "
+    "which a stage on another worker or device has too, or which shared memory with another buffer "
+    "before it came to this worker: each is a copy of its own now, and the two would differ. "
     "Give each stage a module of its own, or let both be on one device of one worker"
 )
 _OF_THE_LOSS = (
@@ -91,7 +92,7 @@ def unchanged_loss(loss: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 def _named(layers: nn.Module) -> dict[str, Tensor]:
     found = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
-    return {name: one for name, one in found.items() if not is_lazy(one)}
+    return {name: one for name, one in found.items() if not is_lazy(one) and not one.is_inference()}
 
 
 @contextlib.contextmanager
