@@ -103,13 +103,21 @@ TEST(WrappedType, AGlobalStandsForANumberAndIsRefusedInTuples) {
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02(K\x00"s + "cos\nsystem\nt."s)));
 }
 
-TEST(WrappedType, OtherNamesThanTheAnnotationAreRefused) {
+TEST(WrappedType, OtherNamesThanThoseOfContainersAreRefused) {
   for (const std::string call :
        {"c__torch__\nColour\nK\x01R", "c__torch__\nrestore_type_tag\nK\x01R",
-        "cbuiltins\ncomplex\n)R", "ctorch.jit._pickle\nbuild_intlist\n](K\x01\x65\x85R"}) {
+        "cbuiltins\ncomplex\n)R", "ctorch\ndevice\n)R"}) {
     const std::string pickle = "\x80\x02(K\x05"s + call + "t.";
     EXPECT_FALSE(read(payloadOf("i", pickle))) << call;
   }
+}
+
+// As a profile with shapes has it.
+TEST(WrappedType, ListsOfNumbersMayStandBesideTheType) {
+  const auto found = read(
+      payloadOf("i", "\x80\x02(K\x05"s + "ctorch.jit._pickle\nbuild_intlist\n](K\x01\x65\x85Rt."));
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->type, 5);
 }
 
 TEST(WrappedType, ALongHasEightBytes) {
