@@ -91,7 +91,8 @@ void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own
   const int size = collectives_->size();
   if (!own || size == 1) throw;
   const std::string all =
-      exchangeCalls(store_, rank(), size, own->collective_sequence, argumentsText(*own));
+      exchangeCalls(store_, rank(), size, {own->collective_sequence, argumentsText(*own)},
+                    !collectives_->outlivesDifferentCalls());
   transport::raiseInterrupt();  // if Ctrl-C came while it waited for the others
   TORCH_CHECK(false, error.what_without_backtrace(), "; in ",
               collectives::groupText(own->group_name), ", ", all);

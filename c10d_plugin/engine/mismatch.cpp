@@ -1,10 +1,13 @@
 #include "c10d_plugin/engine/mismatch.h"
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,28 +29,42 @@ using transport::Deadline;
 constexpr std::chrono::milliseconds kPatience{6000};
 
 // By rank; nothing of one that does not say it by the deadline.
-using Calls = std::vector<std::optional<std::string>>;
+using Calls = std::vector<std::optional<NumberedCall>>;
 
-Calls askAll(KeyValue& store, int rank, int size, std::uint64_t number, const std::string& own,
+// "7 float32[4] at train.py:31"
+std::string encode(const NumberedCall& call) {
+  return std::to_string(call.number) + " " + call.text;
+}
+
+// Nothing of what is no such text: another process wrote it.
+std::optional<NumberedCall> decode(const std::string& text) {
+  NumberedCall call;
+  const char* const end = text.data() + text.size();
+  const auto [after, error] = std::from_chars(text.data(), end, call.number);
+  if (error != std::errc() || after == end || *after != ' ') return std::nullopt;
+  call.text.assign(after + 1, end);
+  return call;
+}
+
+Calls askAll(KeyValue& store, int rank, int size, const std::string& topic, const NumberedCall& own,
              Deadline deadline) {
-  const auto keys =
-      collectives::topicKeys("called/" + std::to_string(number), collectives::allRanks(size));
+  const auto keys = collectives::topicKeys(topic, collectives::allRanks(size));
   Calls calls(static_cast<std::size_t>(size));
   const auto me = static_cast<std::size_t>(rank);
   calls[me] = own;
-  if (store.set(keys[me], own)) return calls;
+  if (store.set(keys[me], encode(own))) return calls;
   for (std::size_t other = 0; other < calls.size(); ++other) {
     if (other == me) continue;
     auto text = store.get(keys[other], deadline);
-    if (text.ok()) calls[other] = std::move(text).value();
+    if (text.ok()) calls[other] = decode(text.value());
   }
   return calls;
 }
 
 // askAll(), but it ends in time where the process that serves the Store is stopped: a question to
 // it has no timeout. The thread that asks is then left to itself.
-Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64_t number,
-                const std::string& own) {
+Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& topic,
+                const NumberedCall& own) {
   struct Asked {
     std::mutex mutex;
     std::condition_variable ended;
@@ -57,7 +74,7 @@ Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64
   const Deadline deadline = Deadline::clock::now() + kPatience;
   const auto not_started = transport::thrownBy([&] {
     std::thread([=, store = std::move(store)] {
-      Calls calls = askAll(*store, rank, size, number, own, deadline);
+      Calls calls = askAll(*store, rank, size, topic, own, deadline);
       const std::lock_guard lock(asked->mutex);
       asked->calls = std::move(calls);
       asked->ended.notify_all();
@@ -76,14 +93,19 @@ Calls askInTime(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64
 
 }  // namespace
 
-std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size, std::uint64_t number,
-                          const std::string& own) {
-  const Calls calls = askInTime(std::move(store), rank, size, number, own);
+std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size,
+                          const NumberedCall& own, bool last) {
+  const std::string topic = last ? "called" : "called/" + std::to_string(own.number);
+  const Calls calls = askInTime(std::move(store), rank, size, topic, own);
+  std::uint64_t number = own.number;  // of the operation that differed
+  for (const auto& call : calls)
+    if (call) number = std::min(number, call->number);
   std::map<std::string, std::vector<int>> ranks_by_text;
+  std::vector<int> done;
   std::vector<int> silent;
   for (int each = 0; each < size; ++each) {
-    const auto& text = calls[static_cast<std::size_t>(each)];
-    (text ? ranks_by_text[*text] : silent).push_back(each);
+    const auto& call = calls[static_cast<std::size_t>(each)];
+    (!call ? silent : call->number > number ? done : ranks_by_text[call->text]).push_back(each);
   }
   std::map<std::vector<int>, std::string> text_by_ranks;  // the lowest rank first
   for (auto& [text, ranks] : ranks_by_text)
@@ -91,6 +113,9 @@ std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size, s
   std::string all;
   for (const auto& [ranks, text] : text_by_ranks)
     all += (all.empty() ? "" : "; ") + collectives::ranksAsText(ranks) + ": " + text;
+  if (!done.empty())
+    all += "; " + collectives::ranksAsText(done) +
+           (done.size() == 1 ? " had done its part" : " had done their parts");
   if (silent.empty()) return all;
   return all + "; " + collectives::ranksAsText(silent) +
          (silent.size() == 1 ? " does not answer" : " do not answer");

@@ -4,6 +4,7 @@
 // Threads: the one whose operation failed.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -12,11 +13,17 @@
 
 namespace weft::process_group {
 
+struct NumberedCall {
+  std::uint64_t number = 0;  // of the group's operations, the same on all ranks
+  std::string text;          // argumentsText()
+};
+
 // Tells the others what this rank has called, and waits for what they say, for seven seconds at
 // most; the text names those that say nothing in that time: all others where the process that
-// serves the Store is stopped. Ctrl-C ends the wait. `own`: argumentsText().
-// `number`: of the group's operations, the same on all ranks.
+// serves the Store is stopped. Ctrl-C ends the wait.
+// `last`: the difference ends the group. Then a rank may find out only in a later operation; the
+// text says that it had done its part of the one that differed.
 std::string exchangeCalls(std::shared_ptr<collectives::KeyValue> store, int rank, int size,
-                          std::uint64_t number, const std::string& own);
+                          const NumberedCall& own, bool last);
 
 }  // namespace weft::process_group

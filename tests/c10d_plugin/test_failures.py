@@ -460,6 +460,36 @@ def test_a_group_that_different_calls_ended_fails_at_once():
             assert took < 1, took
 
 
+def differ_where_the_root_is_done() -> str:
+    """What this rank says: rank 0 only in its next collective."""
+    import torch
+    import torch.distributed as dist
+
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.ones(2), 0)
+        store.set("sent", "yes")
+        store.wait(["differed"])
+    else:
+        store.wait(["sent"])
+        threading.Timer(1.0, lambda: store.clone().set("differed", "yes")).start()
+    with pytest.raises(RuntimeError, match="called different operations") as error:
+        dist.all_reduce(torch.ones(3))  # the line that differed, of rank 1
+    return str(error.value)
+
+
+def test_a_rank_whose_part_was_over_hears_what_differed():
+    lines, first = inspect.getsourcelines(differ_where_the_root_is_done)
+    line = first + next(i for i, text in enumerate(lines) if "# the line" in text)
+    with Ranks(2, PATHS["messages"]) as ranks:
+        said = ranks.all(differ_where_the_root_is_done)
+    for text in said:
+        assert text.endswith(
+            f"; in the default process group, rank 1: float32[3] at test_failures.py:{line}; "
+            "rank 0 had done its part"
+        ), text
+
+
 def fail_in(operation: str) -> None:
     import torch
     import torch.distributed as dist
