@@ -37,6 +37,8 @@ elif rank == 1:
         while dist.is_initialized():
             time.sleep(0.01)
     elif case == "destroyed before":
+        while not tensor.any():  # until the message is there: rank 0 sends it to a member
+            time.sleep(0.001)
         dist.destroy_process_group()
 if rank == 0:
     time.sleep(1)

@@ -99,7 +99,7 @@ TEST(WrappedType, AFirstElementThatIsNoLiteralIsRefused) {
 TEST(WrappedType, AGlobalStandsForANumberAndIsRefusedInTuples) {
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02(ctorch.jit._pickle\nrestore_type_tag\nK\x01t."s)));
   const std::string tag = "ctorch.jit._pickle\nrestore_type_tag\n";
-  EXPECT_FALSE(read(payloadOf("i", "\x80\x02(K\x00" + tag + "t."s)));
+  EXPECT_FALSE(read(payloadOf("i", "\x80\x02(K\x00"s + tag + "t."s)));
   EXPECT_FALSE(read(payloadOf("i", "\x80\x02(K\x00"s + "cos\nsystem\nt."s)));
 }
 
