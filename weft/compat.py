@@ -115,9 +115,8 @@ class GPipe(Pipe):
 
     def _apart(self, input: Any) -> tuple[Any, ...]:
         mark, *inputs = apart(input)
-        check_inputs(
-            tuple(inputs), self.chunks, self.devices
-        )  # an error of the engine would show the mark
+        # Here, because an error of the engine would show the mark.
+        check_inputs(tuple(inputs), self.chunks, self.devices)
         return (mark, *inputs)
 
 

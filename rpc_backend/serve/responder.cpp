@@ -147,18 +147,19 @@ void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message
   }
   const std::string peer = group_.directory().nameOf(to);
   const DeviceMap map = group_.answerMap(peer);
+  transport::Error error;
   try {
-    const auto error = sender_.send(to, WireKind::kResponse, id, message, map, peer);
-    if (!error) return;
-    logDebug("an answer was not sent: " + error.text());
-    rrefs.undo(carried);
-    // Else the caller is gone, or this worker ends: nobody is left to tell.
-    const bool too_large = error.code() == transport::ErrorCode::kLimitExceeded;
-    if (too_large && message->type() != MessageType::EXCEPTION) fail(to, id, error.text());
+    error = sender_.send(to, WireKind::kResponse, id, message, map, peer);
   } catch (...) {
     rrefs.undo(carried);
     throw;
   }
+  if (!error) return;
+  logDebug("an answer was not sent: " + error.text());
+  rrefs.undo(carried);
+  // Else the caller is gone, or this worker ends: nobody is left to tell.
+  const bool too_large = error.code() == transport::ErrorCode::kLimitExceeded;
+  if (too_large && message->type() != MessageType::EXCEPTION) fail(to, id, error.text());
 }
 
 }  // namespace weft::rpc

@@ -161,8 +161,7 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
 def _forget(forks: list[tuple[Any, ...]], tables: Any, outer: list[torch.Tensor] | None) -> None:
     """Forgets the message whose pickling failed: the owner of an RRef in it would wait for its fork,
     and torch keeps its tensors for the thread."""
-    if _C._weft_is_current():
-        _C._forget_forks(forks)
+    _C._forget_forks(forks)
     tables.__dict__.pop("send_tables", None)
     if outer is not None:
         tables.send_tables = outer

@@ -70,8 +70,7 @@ forks = _Forks()
 
 def drop_last() -> None:
     """Drops the forks of a message that this thread has pickled and does not send."""
-    if forks.last and _C._weft_is_current():
-        _C._forget_forks(forks.last)
+    _C._forget_forks(forks.last)
     forks.last = []
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn, overrides
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from weft.pipe._workers.splitting import given_leaves, rows_of
+from weft.pipe._workers.splitting import given_leaves
 
 
 def check_loss(loss: Callable[[Any, Any], Tensor]) -> None:
@@ -104,15 +104,11 @@ def _has_tangent(leaf: Any) -> bool:
 
 
 def weights_of(
-    inputs: Any,
-    micro_batches: list[Any],
-    loss: Callable[[Any, Any], Tensor],
-    reduction: str | None,
+    rows: list[int], loss: Callable[[Any, Any], Tensor], reduction: str | None
 ) -> list[float]:
-    """The weight of each micro-batch's loss in that of the mini-batch."""
+    """The weight of each micro-batch's loss in that of the mini-batch, of their rows."""
     reduction = reduction or getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
-    rows = rows_of(inputs, micro_batches)
     whole = max(sum(rows), 1)  # without rows the loss is what it is for none, NaN for a mean
     return [row / whole if reduction == "mean" else 1.0 for row in rows]

@@ -105,7 +105,6 @@ def _place(name: str, child: nn.Module) -> tuple[StagePlace, Layer]:
             )
         if any(worker != here for worker in workers):
             _refuse_hooks(name, child.module)
-            _refuse_shared_memory(name, child.module)
         if len(workers) > 1:
             _refuse_lazy_parameters(name, child.module)
         devices = tuple(str(device) for _, device in child.replicas)
@@ -123,15 +122,22 @@ def inner_remote_module(module: nn.Sequential) -> str:
     return ""
 
 
-def _refuse_shared_memory(name: str, module: nn.Module) -> None:
-    """Each tensor arrives with memory of its own. Buffers that share some are watched instead."""
-    for (key, one), (other_key, other) in _sharing(module):
+def _sharing_buffers(layer: Layer) -> set[str]:
+    """The buffers that share memory here, and arrive with memory of their own: they are watched.
+
+    Raises:
+        ValueError: a parameter shares some.
+    """
+    found: set[str] = set()
+    for (key, one), (other_key, other) in _sharing(layer.module):
         if isinstance(one, nn.Parameter) or isinstance(other, nn.Parameter):
             raise ValueError(
-                f"'{name}.{key}' and '{name}.{other_key}' have memory in common, and would not at the "
-                "worker that they go to: let the module make one of the other in its forward, or make "
-                "it there with weft.RemoteModule"
+                f"'{layer.name}.{key}' and '{layer.name}.{other_key}' have memory in common, and would "
+                "not at the worker that they go to: let the module make one of the other in its "
+                "forward, or make it there with weft.RemoteModule"
             )
+        found |= {key, other_key}
+    return found
 
 
 def _sharing(module: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
@@ -214,7 +220,7 @@ def _with_shared_buffers(stages: list[StageLayers]) -> list[StageLayers]:
         buffers = dict(layer.module.named_buffers(remove_duplicate=False))
         shared = {name for name, one in buffers.items() if len(places[one]) > 1}
         if place.workers != (here,):  # there they have memory of their own
-            shared |= {name for pair in _sharing(layer.module) for name, _ in pair}
+            shared |= _sharing_buffers(layer)
         return layer._replace(shared=tuple(name for name in buffers if name in shared))
 
     return [

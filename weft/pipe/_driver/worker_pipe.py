@@ -133,8 +133,9 @@ class WorkerPipe(StateAtWorkers):
                 f"the targets give {len(wanted)} micro-batches, the inputs {len(micro_batches)}: their "
                 "first dimensions differ"
             )
-        check_rows([rows_of(inputs, micro_batches), rows_of(targets, wanted)])
-        weights = weights_of(inputs, micro_batches, loss, reduction)
+        rows = rows_of(inputs, micro_batches)
+        check_rows([rows, rows_of(targets, wanted)])
+        weights = weights_of(rows, loss, reduction)
         order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
         job = Job(order, recompute, criterion=loss, weights=weights)
         _, outcomes = self._run(job, micro_batches, targets)

@@ -37,7 +37,8 @@ def split(values: Any, chunks: int, name: str = "inputs") -> list[Any]:
         raise ValueError(
             "the tensors give different numbers of micro-batches: their first dimensions differ"
         )
-    check_rows([[one.size(0) for one in piece] for piece in pieces if piece is not None])
+    if len(tensors) > 1:
+        check_rows([[one.size(0) for one in piece] for piece in pieces if piece is not None])
 
     def of(number: int) -> tuple[Any, ...]:
         return tuple(
