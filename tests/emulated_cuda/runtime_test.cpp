@@ -76,7 +76,8 @@ TEST_F(EmulatedCuda, AnEarlierRecordOfAnEventDoesNotStandForALaterOne) {
 
 TEST_F(EmulatedCuda, EachRecordOfAnEventIsAwaitedForItself) {
   auto* at = allocate();
-  cudaMemset(at, 0, kBytes);
+  ASSERT_EQ(cudaMemset(at, 0, kBytes), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // a memset does not wait for the device
   auto *first = makeStream(), *second = makeStream(), *third = makeStream();
   auto* const event = makeEvent();
   Hold hold(first);
@@ -90,6 +91,7 @@ TEST_F(EmulatedCuda, EachRecordOfAnEventIsAwaitedForItself) {
   EXPECT_EQ(cudaStreamSynchronize(second), cudaSuccess);
   EXPECT_EQ(at[0], 5);
   EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
+  EXPECT_EQ(found(), 0U);
 }
 
 TEST_F(EmulatedCuda, PartsOfOneAllocationAreApart) {
