@@ -4,7 +4,6 @@
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include "rpc_backend/codec/message_parser.h"
-#include "rpc_backend/codec/pickled_tensor.h"
 #include "rpc_backend/devices/device_copy.h"
 #include "transport/memory/exported_block.h"
 
@@ -80,13 +79,23 @@ void fillPageTables(const at::Tensor& tensor) {
 }
 
 at::Tensor unpickled(const at::Tensor& pickle, bool distrusted) {
-  if (distrusted)
-    return readPickledTensor({static_cast<const char*>(pickle.const_data_ptr()), pickle.nbytes()});
+  TORCH_CHECK(!distrusted,
+              "weft: a quantised or other unusual tensor is sent by torch's pickler, and the "
+              "request policy here does not trust the sender's pickles: send its parts as plain "
+              "tensors.");
   auto [payload, tensors] =
       torch::distributed::rpc::wireDeserialize(pickle.const_data_ptr(), pickle.nbytes());
   TORCH_CHECK(tensors.size() == 1, "weft: a pickled tensor held ", tensors.size(),
               " tensors instead of one");
   return tensors.front().detach();
+}
+
+// Takes the last tensors for the parts of a sparse one.
+at::Tensor joinLast(const SparseForm& form, std::vector<at::Tensor>& tensors) {
+  const auto first = tensors.end() - static_cast<std::ptrdiff_t>(sparsePartCount(form.layout));
+  const std::vector<at::Tensor> parts(first, tensors.end());
+  tensors.erase(first, tensors.end());
+  return joinSparse(form, parts);
 }
 
 }  // namespace
@@ -114,8 +123,10 @@ MessagePtr IncomingMessage::finish(bool distrusted) {
   takeEarly();
   std::vector<at::Tensor> tensors;
   tensors.reserve(slots_.size());
-  for (Slot& slot : slots_)
+  for (Slot& slot : slots_) {
+    if (slot.form == TensorForm::kSparse) slot.tensor = joinLast(slot.sparse, tensors);
     tensors.push_back(finishTensor(slot, distrusted));
+  }
   return c10::make_intrusive<Message>(std::move(payload_), std::move(tensors),
                                       static_cast<MessageType>(type_),
                                       static_cast<std::int64_t>(call_id_));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/device_transfer.h"
+#include "rpc_backend/codec/sparse_parts.h"
 #include "rpc_backend/core/call_context.h"
 #include "rpc_backend/devices/device_arrivals.h"
 #include "rpc_backend/wire/wire.h"
@@ -74,7 +75,8 @@ class IncomingMessage {
   // Worker thread, once, after the buffers have been read. Unpickles what was pickled, and moves
   // tensors to their devices (on the current streams). `distrusted`: the sender may be hostile.
   // Tensors in memory that it could still write to are copied, so that no operator sees elements
-  // change after it has checked them, and Weft reads what torch pickled. Throws c10::Error.
+  // change after it has checked them, and what torch pickled is refused: torch's reader believes
+  // the lengths and places in it. Throws c10::Error.
   MessagePtr finish(bool distrusted = false);
 
  private:
@@ -86,8 +88,9 @@ class IncomingMessage {
     std::vector<std::int64_t> gaps;  // strides of a layout with gaps; empty for a dense one
     bool shared = false;             // the sender could still write to it
     bool arrives = false;            // dense, for a CUDA device, and its bytes come over a socket
+    SparseForm sparse;               // kSparse: how the slots before it belong together
     // kDense: the tensor; kPickled: a byte tensor that holds the pickle; kDevice: set by
-    // copyLent().
+    // copyLent(); kSparse: set by finish().
     at::Tensor tensor;
   };
   IncomingMessage() = default;

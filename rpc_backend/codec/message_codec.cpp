@@ -54,6 +54,14 @@ void describeGaps(const at::Tensor& tensor, TensorMeta& meta, GapBudget& gaps) {
   std::copy(strides.begin(), strides.end(), meta.strides.begin());
 }
 
+void describeSparse(const SparseForm& sparse, TensorMeta& meta) {
+  meta.form = TensorForm::kSparse;
+  meta.layout = static_cast<std::uint8_t>(sparse.layout);
+  meta.coalesced = sparse.coalesced;
+  meta.ndim = static_cast<std::uint8_t>(sparse.sizes.size());
+  std::copy(sparse.sizes.begin(), sparse.sizes.end(), meta.sizes.begin());
+}
+
 // Writes the description, and appends a buffer unless the bytes are inline or lent.
 void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps,
                   WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
@@ -70,6 +78,11 @@ void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps
     meta.bytes = out.pickle.size();
     writer.tensor(meta);
     buffers.push_back(ownedText(std::move(out.pickle)));
+    return;
+  }
+  if (out.form == TensorForm::kSparse) {
+    describeSparse(out.sparse, meta);
+    writer.tensor(meta);
     return;
   }
   describeDense(out.dense, meta);
@@ -115,12 +128,12 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   transport::Message out;
   const auto& payload = message->payload();
   const auto& tensors = message->tensors();
-  TORCH_CHECK(
-      tensors.size() <= kMaxTensors, "weft: a message to worker '", peer, "' has ", tensors.size(),
-      " tensors, and the limit is ", kMaxTensors,
-      transport::resourceExhausted(". Send them in several calls, or as fewer, larger tensors."));
   OutgoingTensors prepared =
       prepare(tensors, {peer, device_map, {lender.to, kind, call_id}, lender.devices});
+  TORCH_CHECK(
+      prepared.tensors.size() <= kMaxTensors, "weft: a message to worker '", peer, "' has ",
+      prepared.tensors.size(), " tensors, and the limit is ", kMaxTensors,
+      transport::resourceExhausted(". Send them in several calls, or as fewer, larger tensors."));
   WireHeader header;
   header.kind = kind;
   header.device_memory = !prepared.token.empty();
@@ -128,16 +141,18 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   header.type = static_cast<std::uint16_t>(message->type());
   header.call_id = call_id;
   header.timeout_ms = onTheWire(timeout);
-  header.tensor_count = static_cast<std::uint32_t>(tensors.size());
+  header.tensor_count = static_cast<std::uint32_t>(prepared.tensors.size());
   header.payload_inline = payload.size() <= kInlinePayloadBytes;
   if (header.payload_inline) header.payload = std::as_bytes(std::span(payload));
-  out.header.reserve(32 + header.payload.size() + tensors.size() * 64 + prepared.token.size());
+  out.header.reserve(32 + header.payload.size() + prepared.tensors.size() * 64 +
+                     prepared.token.size());
   WireWriter writer(out.header);
   writer.header(header);
   if (!header.payload_inline) out.buffers.push_back(ownedPayload(message));
   GapBudget gaps;
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    encodeTensor(tensors[i], prepared.tensors[i], gaps, writer, out.buffers);
+  auto given = tensors.begin();
+  for (OutgoingTensor& tensor : prepared.tensors)
+    encodeTensor(tensor.is_part ? tensor.dense : *given++, tensor, gaps, writer, out.buffers);
   if (header.device_memory) writer.deviceToken(prepared.token);
   if (const auto& staging = prepared.staging) {
     staging->locate(out.buffers);

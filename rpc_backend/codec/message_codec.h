@@ -1,10 +1,10 @@
 // Encodes torch's rpc::Message as a transport message; IncomingMessage decodes it.
 //
 // A message is a header (wire.h) and buffers. A dense CPU tensor is sent from its own memory,
-// without a copy. Of a view only its elements are sent, not the storage behind it. Sparse and
-// quantised tensors, and subclasses without plain storage, go through torch's own pickler. For
-// tensors on devices see outgoing_tensors.h. requires_grad is sent, because distributed autograd
-// needs it.
+// without a copy. Of a view only its elements are sent, not the storage behind it. Sparse tensors
+// go as their parts; quantised ones, and subclasses without plain storage, through torch's own
+// pickler. For tensors on devices see outgoing_tensors.h. requires_grad is sent, because
+// distributed autograd needs it.
 //
 // Threads: any.
 #pragma once

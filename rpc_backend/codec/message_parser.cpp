@@ -4,10 +4,12 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/util/strides.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/codec/shared_tensor.h"
+#include "rpc_backend/codec/sparse_parts.h"
 
 namespace weft::rpc {
 
@@ -104,6 +106,7 @@ Error MessageParser::readTensor() {
     in_->bytes_ += costOf(meta);
     return Error::ok();
   }
+  if (meta.form == TensorForm::kSparse) return readSparse(meta);
   const bool in_buffer = meta.form != TensorForm::kUndefined && !meta.is_inline;
   if (in_buffer && (next_ == sizes_.size() || sizes_[next_] != meta.bytes))
     return malformed("a tensor's size is not its buffer's");
@@ -113,6 +116,22 @@ Error MessageParser::readTensor() {
   } else {
     in_->slots_.push_back(makeSlot(meta, {}));
   }
+  return Error::ok();
+}
+
+Error MessageParser::readSparse(const TensorMeta& meta) {
+  const auto layout = static_cast<c10::Layout>(meta.layout);
+  const std::size_t parts = sparsePartCount(layout);
+  if (parts == 0) return malformed("a sparse tensor's layout is unknown");
+  auto& slots = in_->slots_;
+  const auto isDense = [](const auto& slot) { return slot.form == TensorForm::kDense; };
+  if (slots.size() < parts ||
+      !std::all_of(slots.end() - static_cast<std::ptrdiff_t>(parts), slots.end(), isDense))
+    return malformed("a sparse tensor's parts are missing");
+  slots.push_back(makeSlot(meta, {}));
+  slots.back().sparse = {
+      layout, {meta.sizes.begin(), meta.sizes.begin() + meta.ndim}, meta.coalesced};
+  in_->bytes_ += costOf(meta);
   return Error::ok();
 }
 
@@ -160,7 +179,7 @@ IncomingMessage::Slot MessageParser::makeSlot(const TensorMeta& meta, const Owne
   if (meta.form == TensorForm::kUndefined) return slot;
   slot.device = c10::Device(static_cast<c10::DeviceType>(meta.device_type), meta.device_index);
   if (meta.gapped) slot.gaps.assign(meta.strides.begin(), meta.strides.begin() + meta.ndim);
-  if (meta.form == TensorForm::kDevice) return slot;
+  if (meta.form == TensorForm::kDevice || meta.form == TensorForm::kSparse) return slot;
   // A pickle is a row of bytes. Elements of a layout with gaps come in row-major order.
   const bool dense = meta.form == TensorForm::kDense;
   const auto bytes = static_cast<std::int64_t>(meta.bytes);

@@ -29,6 +29,7 @@ class MessageParser {
   transport::Error readHead();
   transport::Error readPayload();
   transport::Error readTensor();
+  transport::Error readSparse(const TensorMeta& meta);
   // The next buffer holds the tensor's bytes already (shared memory), or gets memory for them.
   void readBuffer(const TensorMeta& meta);
   transport::Error readStagedByte();

@@ -82,6 +82,23 @@ OutgoingTensor describe(const at::Tensor& tensor, const Recipient& to) {
   return out;
 }
 
+// Appends the parts of a sparse tensor, and then how they make it. They go through the host, since
+// torch's checks of indices on a device would wait for it.
+void describeSparse(const at::Tensor& tensor, const Recipient& to,
+                    std::vector<OutgoingTensor>& out) {
+  checkSendable(tensor, to.name);
+  OutgoingTensor whole;
+  whole.form = TensorForm::kSparse;
+  whole.target = mapDevice(tensor.device(), to.map, to.name);
+  const bool coalesced = tensor.layout() == c10::kSparse && tensor.is_coalesced();
+  whole.sparse = {tensor.layout(), tensor.sizes().vec(), coalesced};
+  for (const at::Tensor& part : sparseParts(tensor.cpu())) {
+    out.push_back(describe(part, to));
+    out.back().is_part = true;
+  }
+  out.push_back(std::move(whole));
+}
+
 // Lends the memory of the tensors of form kDevice. If that fails, they become dense ones.
 void lend(OutgoingTensors& out, const Recipient& to) {
   std::vector<at::Tensor> lent;
@@ -156,8 +173,13 @@ void checkMemory(const at::Tensor& tensor, const std::string& peer) {
 OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient& to) {
   OutgoingTensors out;
   out.tensors.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors)
-    out.tensors.push_back(describe(tensor, to));
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && sparsePartCount(tensor.layout()) > 0 && !tensor.is_meta()) {
+      describeSparse(tensor, to, out.tensors);
+    } else {
+      out.tensors.push_back(describe(tensor, to));
+    }
+  }
   lend(out, to);
   toHost(out, to);
   return out;

@@ -2,7 +2,8 @@
 //
 // A dense CPU tensor goes as it is. One on a CUDA device is lent to a worker that can read that
 // device's memory (DeviceTransfer), and else copied to pinned host memory (HostStaging), large ones
-// while they are being sent. What is not only elements in memory is pickled by torch.
+// while they are being sent. A sparse one goes as its parts. What else is not only elements in
+// memory is pickled by torch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/device_transfer.h"
+#include "rpc_backend/codec/sparse_parts.h"
 #include "rpc_backend/devices/host_staging.h"
 #include "rpc_backend/wire/wire.h"
 
@@ -23,11 +25,13 @@ struct OutgoingTensor {
   at::Tensor dense;               // kDense, kDevice
   transport::OwnedBuffer bytes;   // kDense
   std::string pickle;             // kPickled
+  SparseForm sparse;              // kSparse; its parts are the tensors before it
+  bool is_part = false;           // of a sparse tensor
 };
 
 struct OutgoingTensors {
-  std::vector<OutgoingTensor> tensors;
-  std::vector<std::byte> token;  // not empty: some are kDevice, and this says where they are
+  std::vector<OutgoingTensor> tensors;  // as given, each sparse one behind its parts
+  std::vector<std::byte> token;         // not empty: some are kDevice, and this says where they are
   std::shared_ptr<HostStaging> staging;  // not null: some bytes are not there; see awaitFirst()
 };
 

@@ -38,11 +38,12 @@ enum class ControlType : std::uint16_t {
 enum class TensorForm : std::uint8_t {
   kUndefined = 0,  // an undefined tensor: no bytes
   kDense = 1,      // sizes, strides and raw elements
-  kPickled = 2,    // torch's own pickler made the bytes (sparse, quantised, …)
+  kPickled = 2,    // torch's own pickler made the bytes (quantised, …)
   kDevice = 3,     // as kDense, but the elements are in the sender's device memory
+  kSparse = 4,     // layout and sizes; the dense tensors just before it are its parts
 };
 
-inline constexpr std::uint8_t kWireVersion = 3;
+inline constexpr std::uint8_t kWireVersion = 4;
 // torch's MessageType is a byte and two flags (torch/csrc/distributed/rpc/message.h). Its enum
 // holds no larger number, and a conversion of one is undefined.
 inline constexpr std::uint16_t kMaxMessageType = 0x3ff;
@@ -68,11 +69,13 @@ struct TensorMeta {
   std::uint8_t device_type = 0;  // c10::DeviceType's number, where the receiver puts it
   std::int8_t device_index = -1;
   std::uint8_t ndim = 0;
-  Dimensions sizes{};                       // elements; the first ndim are set
-  Dimensions strides{};                     // elements; a permutation without gaps, unless `gapped`
-  std::uint64_t bytes = 0;                  // kDense: elements times item size; kPickled: as sent
+  Dimensions sizes{};       // elements; the first ndim are set
+  Dimensions strides{};     // elements; a permutation without gaps, unless `gapped`
+  std::uint64_t bytes = 0;  // kDense: elements times item size; kPickled: as sent; kSparse: 0
   std::span<const std::byte> inline_bytes;  // set when the bytes are in the header
   bool is_inline = false;
+  std::uint8_t layout = 0;  // kSparse: c10::Layout's number
+  bool coalesced = false;   // kSparse: no two elements have one place
   // The elements travel in row-major order, and the receiver lays them out with `strides`, which
   // leave gaps. So a view with gaps arrives with the same strides, but its storage is not sent.
   bool gapped = false;
@@ -85,7 +88,8 @@ constexpr bool hasShape(TensorForm form) noexcept {
 
 // What a tensor costs its receiver beside its bytes.
 constexpr std::uint64_t costOf(const TensorMeta& meta) noexcept {
-  return kTensorCost + (hasShape(meta.form) ? kDimensionCost * meta.ndim : 0);
+  const bool has_sizes = hasShape(meta.form) || meta.form == TensorForm::kSparse;
+  return kTensorCost + (has_sizes ? kDimensionCost * meta.ndim : 0);
 }
 
 struct WireHeader {

@@ -1,5 +1,6 @@
 #include "rpc_backend/wire/wire_reader.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "rpc_backend/wire/wire_bits.h"
@@ -118,11 +119,21 @@ bool WireReader::getShape(TensorMeta& meta, std::size_t item_size, bool contiguo
   return true;
 }
 
+bool WireReader::getSparse(TensorMeta& meta) {
+  if (meta.is_inline || meta.gapped) return fail("a sparse tensor has flags of a dense one");
+  if (!get(meta.layout) || !get(meta.ndim)) return false;
+  if (meta.ndim > kMaxDims) return fail("a tensor has more than 64 dimensions");
+  const auto sizes = std::span(meta.sizes).first(meta.ndim);
+  if (!getVarints(sizes)) return false;
+  const bool negative = std::any_of(sizes.begin(), sizes.end(), [](auto size) { return size < 0; });
+  return !negative || fail("a sparse tensor's size is negative");
+}
+
 bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t dtype)) {
   std::uint8_t form = 0;
   std::uint8_t flags = 0;
   if (!get(form)) return false;
-  if (form > static_cast<std::uint8_t>(TensorForm::kDevice)) {
+  if (form > static_cast<std::uint8_t>(TensorForm::kSparse)) {
     return fail("a tensor's form is unknown");
   }
   meta.form = static_cast<TensorForm>(form);
@@ -135,12 +146,15 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   meta.requires_grad = (flags & wire_bits::kRequiresGrad) != 0;
   meta.is_inline = (flags & wire_bits::kInline) != 0;
   meta.gapped = (flags & wire_bits::kGapped) != 0;
+  meta.coalesced = (flags & wire_bits::kCoalesced) != 0;
   if (hasShape(meta.form)) {
     if (!get(meta.dtype) || !get(meta.ndim)) return false;
     const std::size_t size = item_size(meta.dtype);
     if (size == 0) return fail("a tensor's element type is unknown");
     if (meta.ndim > kMaxDims) return fail("a tensor has more than 64 dimensions");
     if (!getShape(meta, size, (flags & wire_bits::kContiguous) != 0)) return false;
+  } else if (meta.form == TensorForm::kSparse) {
+    if (!getSparse(meta)) return false;
   } else if (!getVarint(meta.bytes)) {
     return false;
   }

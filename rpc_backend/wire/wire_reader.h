@@ -39,6 +39,7 @@ class WireReader {
   bool getVarints(std::span<std::int64_t> values);
   bool getHead(WireHeader& header, std::uint32_t& inline_bytes);
   bool getShape(TensorMeta& meta, std::size_t item_size, bool contiguous);
+  bool getSparse(TensorMeta& meta);
   bool fail(const char* why);
 
   std::span<const std::byte> rest_;

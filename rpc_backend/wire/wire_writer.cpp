@@ -57,6 +57,7 @@ void WireWriter::tensor(const TensorMeta& meta) {
   if (meta.is_inline) flags |= wire_bits::kInline;
   if (contiguous) flags |= wire_bits::kContiguous;
   if (meta.gapped) flags |= wire_bits::kGapped;
+  if (meta.coalesced) flags |= wire_bits::kCoalesced;
   put(flags);
   put(meta.device_type);
   put(meta.device_index);
@@ -67,6 +68,11 @@ void WireWriter::tensor(const TensorMeta& meta) {
       putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
     for (std::size_t d = 0; d < meta.ndim && !contiguous; ++d)
       putVarint(static_cast<std::uint64_t>(meta.strides[d]));
+  } else if (meta.form == TensorForm::kSparse) {
+    put(meta.layout);
+    put(meta.ndim);
+    for (std::size_t d = 0; d < meta.ndim; ++d)
+      putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
   } else {
     putVarint(meta.bytes);
   }

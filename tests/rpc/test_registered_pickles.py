@@ -266,3 +266,20 @@ def test_a_class_that_an_answer_names_is_not_looked_for_by_code(monkeypatch):
     assert class_called("__torch__.asked_for_names.Pair") is Pair
     assert class_called("__torch__.asked_for_names.Other") is None
     assert not asked
+
+
+def unusual_tensors() -> str:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    sparse = torch.eye(300).to_sparse()
+    back = rpc.rpc_sync("worker1", same, args=(sparse,), timeout=20)
+    assert back.is_coalesced() and torch.equal(back.to_dense(), sparse.to_dense())
+    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    with pytest.raises(RuntimeError) as caught:
+        rpc.rpc_sync("worker1", same, args=(quantised,), timeout=20)
+    return str(caught.value)
+
+
+def test_sparse_tensors_arrive_and_quantised_ones_are_refused(group):
+    assert "send its parts as plain tensors" in group[0].call(unusual_tensors)

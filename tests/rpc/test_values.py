@@ -70,6 +70,9 @@ def build(name: str):
         "real-view": lambda: torch.randn(50, 50, dtype=torch.complex64).real,
         "nan-and-inf": lambda: torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),
         "sparse-coo": lambda: eye,
+        "sparse-coo-coalesced": lambda: torch.sparse_coo_tensor(
+            [[5, 0, 5]], torch.ones(3, 700), (6, 700)
+        ).coalesce(),
         "sparse-coo-uncoalesced": lambda: torch.sparse_coo_tensor(
             [[0, 0, 1]], [1.0, 2.0, 3.0], (1000,)
         ),
@@ -109,8 +112,8 @@ NAMES = [
     "inference", "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint64", "half",
     "bfloat16", "double", "float8-e4m3", "float8-e5m2", "complex64", "complex128",
     "complex-half", "conj", "conj-transposed", "neg", "real-view", "nan-and-inf", "sparse-coo",
-    "sparse-coo-uncoalesced", "sparse-coo-hybrid", "sparse-coo-empty", "sparse-coo-grad",
-    "quantised", "quantised-qint32", "quantised-channel", "parameter", "parameter-frozen",
+    "sparse-coo-coalesced", "sparse-coo-uncoalesced", "sparse-coo-hybrid", "sparse-coo-empty",
+    "sparse-coo-grad", "quantised", "quantised-qint32", "quantised-channel", "parameter", "parameter-frozen",
 ]
 # fmt: on
 
@@ -144,6 +147,8 @@ def same(sent, came) -> None:
     assert came.is_quantized == sent.is_quantized
     assert isinstance(came, type(sent))
     assert torch.equal(plain(came), plain(sent))
+    if sent.is_sparse:
+        assert came.is_coalesced() == sent.is_coalesced()
     if sent.is_quantized:
         assert came.qscheme() == sent.qscheme()
         if came.qscheme() == torch.per_tensor_affine:
@@ -196,9 +201,10 @@ def describe(tensor) -> tuple[str, list]:
 
 
 @pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])
-def test_a_compressed_sparse_tensor_arrives(group, to):
+@pytest.mark.parametrize("name", ["sparse-csr", "sparse-csc", "sparse-bsr", "sparse-bsc"])
+def test_a_compressed_sparse_tensor_arrives(group, name, to):
     """As an argument: with one as a Python function's result torch itself fails (2.11, any agent)."""
-    came, sent = group[0].call(compressed, "sparse-csr", to)
+    came, sent = group[0].call(compressed, name, to)
     assert came == sent
 
 
@@ -216,9 +222,8 @@ def test_a_compressed_sparse_result_is_an_error(group, to):
     assert "storage" in group[0].call(compressed_answer, to)
 
 
-@pytest.mark.parametrize("name", ["sparse-csc", "sparse-bsr", "sparse-bsc", "nested"])
-def test_what_torch_cannot_pickle_is_refused_in_words(group, name):
-    error = group[0].fails(compressed, name, "worker1")
+def test_what_torch_cannot_pickle_is_refused_in_words(group):
+    error = group[0].fails(compressed, "nested", "worker1")
     assert "cannot be sent to worker 'worker1'" in error.message
     assert "layout" in error.message
 

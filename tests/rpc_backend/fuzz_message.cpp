@@ -34,7 +34,9 @@ std::vector<std::byte> header(FuzzInput& input, std::vector<std::uint64_t>& size
   writer.header(head);
   for (std::uint32_t i = 0; i < head.tensor_count && i < 4; ++i) {
     TensorMeta meta;
-    meta.form = static_cast<TensorForm>(input.below(5));
+    meta.form = static_cast<TensorForm>(input.below(6));
+    meta.layout = static_cast<std::uint8_t>(input.below(8));
+    meta.coalesced = input.oneIn(2);
     meta.requires_grad = input.oneIn(2);
     meta.dtype = static_cast<std::uint8_t>(input.oneIn(8) ? input.number() : 6);
     meta.device_type = static_cast<std::uint8_t>(input.oneIn(8) ? input.number() : 0);
@@ -51,10 +53,12 @@ std::vector<std::byte> header(FuzzInput& input, std::vector<std::uint64_t>& size
     static_cast<void>(
         __builtin_mul_overflow(static_cast<std::uint64_t>(elements), 4U, &meta.bytes));
     if (meta.form == TensorForm::kPickled) meta.bytes = input.below(32);
+    if (meta.form == TensorForm::kSparse) meta.bytes = 0;
     meta.is_inline = meta.form != TensorForm::kUndefined && meta.bytes <= 64 && input.oneIn(2);
     static const std::byte zeros[64]{};
     if (meta.is_inline) meta.inline_bytes = std::span(zeros).first(meta.bytes);
-    if (!meta.is_inline && meta.form != TensorForm::kUndefined && meta.form != TensorForm::kDevice)
+    const bool in_buffer = meta.form == TensorForm::kDense || meta.form == TensorForm::kPickled;
+    if (!meta.is_inline && in_buffer)
       sizes.push_back(input.oneIn(16) ? input.number<std::uint32_t>() : meta.bytes);
     writer.tensor(meta);
   }

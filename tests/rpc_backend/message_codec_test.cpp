@@ -92,12 +92,15 @@ TEST_P(AnySender, TensorsOfEveryLayoutArrive) {
       at::randn({5, 5}).to(at::kBFloat16),
       at::ones({300}, at::kBool),
       at::eye(4).to_sparse(),
-      at::quantize_per_tensor(base, 0.1, 3, at::kQInt8),
+      at::eye(300).to_sparse_csr().requires_grad_(),
+      at::eye(4).to_sparse_bsc({2, 2}),
       at::ones({2, 2}).requires_grad_(),
       at::ones({kInlineTensorBytes / 4}),
       at::ones({kInlineTensorBytes / 4 + 1}),
   };
-  const auto came = thereAndBack(makeMessage(10, sent), /*distrusted=*/GetParam());
+  const bool distrusted = GetParam();
+  if (!distrusted) sent.push_back(at::quantize_per_tensor(base, 0.1, 3, at::kQInt8));
+  const auto came = thereAndBack(makeMessage(10, sent), distrusted);
   ASSERT_TRUE(came);
   ASSERT_EQ(came->tensors().size(), sent.size());
   for (std::size_t i = 0; i < sent.size(); ++i) {
@@ -110,13 +113,25 @@ TEST_P(AnySender, TensorsOfEveryLayoutArrive) {
     EXPECT_EQ(there.requires_grad(), sent[i].requires_grad()) << i;
     const auto values = [](const at::Tensor& tensor) {
       const at::Tensor plain = tensor.detach();
-      return plain.is_sparse() ? plain.to_dense()
-                               : (plain.is_quantized() ? plain.dequantize() : plain.resolve_conj());
+      if (plain.is_quantized()) return plain.dequantize();
+      return plain.layout() == c10::kStrided ? plain.resolve_conj() : plain.to_dense();
     };
     EXPECT_TRUE(at::equal(values(there), values(sent[i]))) << i;
+    EXPECT_TRUE(!there.is_sparse() || there.is_coalesced()) << i;
     if (sent[i].layout() == c10::kStrided && sent[i].is_non_overlapping_and_dense()) {
       EXPECT_EQ(there.strides(), sent[i].strides()) << i;
     }
+  }
+}
+
+// torch's reader of its pickles believes the lengths and places in them.
+TEST(MessageCodec, WhatTorchPickledIsNotReadFromAPeerThatIsNotTrusted) {
+  const at::Tensor sent = at::quantize_per_tensor(at::ones({3}), 0.1, 3, at::kQInt8);
+  try {
+    thereAndBack(makeMessage(10, {sent}), /*distrusted=*/true);
+    ADD_FAILURE() << "it was read";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(error.msg().find("send its parts as plain tensors"), std::string::npos);
   }
 }
 
@@ -177,11 +192,12 @@ TEST(MessageCodec, MoreTensorsThanTheLimitAreRefusedInWords) {
 }
 
 TEST(MessageCodec, SizesMustBeThoseOfTheHeader) {
-  const auto wire = encode(
-      WireKind::kRequest, 1,
-      makeMessage(kInlinePayloadBytes + 1, {at::ones({1000}), at::eye(9).to_sparse()}), {}, "peer");
+  const auto wire =
+      encode(WireKind::kRequest, 1,
+             makeMessage(kInlinePayloadBytes + 1, {at::ones({1000}), at::eye(900).to_sparse()}), {},
+             "peer");
   const auto sizes = sizesOf(wire);
-  ASSERT_EQ(sizes.size(), 3U);
+  ASSERT_EQ(sizes.size(), 4U);
   EXPECT_FALSE(refusalOf(wire.header, sizes));
   for (std::size_t i = 1; i < sizes.size(); ++i) {  // the payload's size is the sender's choice
     for (const std::uint64_t other :
@@ -216,7 +232,8 @@ TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
   const at::Tensor dense = at::rand({40, 50}).t();
   const at::Tensor gapped = at::rand({64, 64}).slice(1, 0, 60);
   const at::Tensor sparse = at::rand({40, 50}).to_sparse();
-  const auto sent = makeMessage(100'000, {dense, gapped, sparse});
+  const at::Tensor quantised = at::quantize_per_tensor(at::rand({500}), 0.1, 3, at::kQInt8);
+  const auto sent = makeMessage(100'000, {dense, gapped, sparse, quantised});
   const std::vector<char> payload = sent->payload();
   auto wire = encode(WireKind::kRequest, 77, sent, {}, "peer");
   std::vector<transport::OwnedBuffer> buffers = wire.buffers;
@@ -226,7 +243,7 @@ TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
     buffer = {memory->data(), memory->size(), memory};
     users.push_back(memory);
   }
-  ASSERT_EQ(buffers.size(), 4U);
+  ASSERT_EQ(buffers.size(), 6U);
   std::byte* const first = buffers[1].data;
   auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers);
   ASSERT_TRUE(in.ok()) << in.error().text();
@@ -242,7 +259,8 @@ TEST(MessageCodec, SharedBuffersBecomeTheTensorsAndWhatIsParsedIsCopied) {
   EXPECT_EQ(tensor.strides(), dense.strides());
   EXPECT_TRUE(came->tensors()[1].equal(gapped));
   EXPECT_TRUE(came->tensors()[2].to_dense().equal(sparse.to_dense()));
-  EXPECT_TRUE(users[3].expired());
+  EXPECT_TRUE(came->tensors()[3].dequantize().equal(quantised.dequantize()));
+  EXPECT_TRUE(users[5].expired());  // the pickle
   tensor.zero_();
   EXPECT_FALSE(dense.equal(tensor));
   came.reset();
@@ -282,7 +300,7 @@ TEST(MessageCodec, LargeTensorsLieInThePool) {
   std::vector<transport::OwnedBuffer> buffers;
   auto in = IncomingMessage::begin(wire.header, sizesOf(wire), buffers, pool.get());
   ASSERT_TRUE(in.ok()) << in.error().text();
-  ASSERT_EQ(buffers.size(), 5U);
+  ASSERT_EQ(buffers.size(), 6U);
   EXPECT_LE(pool->freeBytes(), room - dense.nbytes() - gapped.nbytes());
   for (std::size_t i = 0; i < buffers.size(); ++i)
     std::memcpy(buffers[i].data, wire.buffers[i].data, wire.buffers[i].size);

@@ -37,7 +37,7 @@ std::vector<std::byte> sample() {
   header.kind = WireKind::kResponse;
   header.type = 0x203;
   header.call_id = 0x123456789abcdef0ULL;
-  header.tensor_count = 4;
+  header.tensor_count = 5;
   header.payload = bytesOf(payload);
   writer.header(header);
   writer.tensor(TensorMeta{});
@@ -51,6 +51,13 @@ std::vector<std::byte> sample() {
   pickled.form = TensorForm::kPickled;
   pickled.bytes = 77777;
   writer.tensor(pickled);
+  TensorMeta sparse;
+  sparse.form = TensorForm::kSparse;
+  sparse.layout = 1;
+  sparse.coalesced = true;
+  sparse.ndim = 2;
+  sparse.sizes = {9, 0};
+  writer.tensor(sparse);
   return out;
 }
 
@@ -78,7 +85,7 @@ TEST(Wire, WhatIsWrittenIsRead) {
   EXPECT_EQ(header.payload.size(), 11U);
   std::vector<TensorMeta> metas;
   ASSERT_TRUE(readAll(bytes, &metas));
-  ASSERT_EQ(metas.size(), 4U);
+  ASSERT_EQ(metas.size(), 5U);
   EXPECT_EQ(metas[0].form, TensorForm::kUndefined);
   EXPECT_TRUE(metas[1].requires_grad);
   EXPECT_EQ(metas[1].inline_bytes.size(), 24U);
@@ -86,6 +93,35 @@ TEST(Wire, WhatIsWrittenIsRead) {
   EXPECT_EQ(metas[2].strides[1], 500);
   EXPECT_EQ(metas[2].bytes, 14000U);
   EXPECT_EQ(metas[3].bytes, 77777U);
+  EXPECT_EQ(metas[4].layout, 1);
+  EXPECT_TRUE(metas[4].coalesced);
+  EXPECT_EQ(metas[4].sizes[0], 9);
+  EXPECT_EQ(metas[4].bytes, 0U);
+}
+
+TEST(Wire, ASparseTensorHasSizesOnly) {
+  const auto refusal = [](void (*change)(TensorMeta&)) {
+    std::vector<std::byte> bytes;
+    WireWriter writer(bytes);
+    WireHeader header;
+    header.tensor_count = 1;
+    writer.header(header);
+    TensorMeta sparse;
+    sparse.form = TensorForm::kSparse;
+    sparse.ndim = 1;
+    change(sparse);
+    writer.tensor(sparse);
+    WireReader reader(bytes);
+    TensorMeta read;
+    return reader.header(header) && reader.tensor(read, &fourBytes) ? "" : reader.error();
+  };
+  EXPECT_EQ(refusal([](TensorMeta&) {}), "");
+  EXPECT_EQ(refusal([](TensorMeta& meta) { meta.sizes[0] = -1; }),
+            "a sparse tensor's size is negative");
+  EXPECT_EQ(refusal([](TensorMeta& meta) { meta.gapped = true; }),
+            "a sparse tensor has flags of a dense one");
+  EXPECT_EQ(refusal([](TensorMeta& meta) { meta.is_inline = true; }),
+            "a sparse tensor has flags of a dense one");
 }
 
 std::vector<std::byte> lent(WireKind kind, bool said, bool is_inline = false) {
