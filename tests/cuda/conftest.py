@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from pathlib import Path
@@ -16,13 +15,8 @@ for folder in (HERE.parent / "pipe", HERE.parent / "rpc", HERE.parent / "c10d_pl
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from cuda_workers import (  # noqa: E402 - only after the path is set
-    CudaGroup,
-    findings,
-    seed,
-    wait_until_lent,
-)
-from emulation import EMULATION  # noqa: E402
+from cuda_workers import CudaGroup, wait_until_lent  # noqa: E402 - only after the path is set
+from emulation import EMULATION, findings, seed  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,18 +31,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_findings():
     """Fails a test in whose process the emulation saw a race or a use of freed memory."""
-    before = EMULATION.emulatedCudaFindings() if EMULATION else 0
+    before = findings()
     yield
     if EMULATION:
         torch.cuda.synchronize()
-        assert EMULATION.emulatedCudaFindings() == before, "see the reports on standard error"
+        assert findings() == before, "see the reports on standard error"
 
 
 @pytest.fixture(params=range(int(os.environ.get("CUDA_TEST_SEEDS", "20")) if EMULATION else 1))
 def delays(request):
-    """Twenty different sequences of the streams' delays; a GPU's cannot be chosen."""
-    if EMULATION:
-        EMULATION.emulatedCudaSeed(ctypes.c_ulong(request.param))
+    """Twenty different sequences of the streams' delays."""
+    seed(request.param)
     return request.param
 
 

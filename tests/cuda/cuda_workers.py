@@ -64,20 +64,6 @@ def leave_and_exit(graceful: bool) -> None:
     ctypes.CDLL(None).exit(0)
 
 
-def seed(delays: int) -> None:
-    from emulation import EMULATION
-
-    if EMULATION:
-        EMULATION.emulatedCudaSeed(ctypes.c_ulong(delays))
-
-
-def findings() -> int:
-    """The races and uses of freed memory that this process has seen."""
-    from emulation import EMULATION
-
-    return EMULATION.emulatedCudaFindings() if EMULATION else 0
-
-
 def metric(name: str) -> int:
     from torch.distributed.rpc import api
 

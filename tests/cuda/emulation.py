@@ -28,6 +28,17 @@ refuses_ipc = pytest.mark.skipif(
 )
 
 
+def seed(delays: int) -> None:
+    """Chooses the sequence of this process's streams' delays; a GPU's cannot be chosen."""
+    if EMULATION:
+        EMULATION.emulatedCudaSeed(ctypes.c_ulong(delays))
+
+
+def findings() -> int:
+    """The races and uses of freed memory that this process has seen so far."""
+    return EMULATION.emulatedCudaFindings() if EMULATION else 0
+
+
 def copy_late(to: torch.Tensor, source: torch.Tensor) -> None:
     """Copies between tensors of a device; an emulated one takes a second."""
     if EMULATION:

@@ -9,15 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from emulation import EMULATION
+from emulation import findings as found
 
 STAGING = 64 << 10  # bytes: small, so that tensors of a test's size take several rounds
 CUDA = torch.device("cuda", 0)
-
-
-def _emulation() -> ctypes.CDLL | None:
-    from emulation import _find
-
-    return _find()
 
 
 def join(rank: int, size: int, meeting: str, timeout: float, staging: int) -> None:
@@ -36,15 +32,9 @@ def join(rank: int, size: int, meeting: str, timeout: float, staging: int) -> No
     )
 
 
-def seed(number: int) -> None:
-    if emulation := _emulation():
-        emulation.emulatedCudaSeed(ctypes.c_ulong(number))
-
-
 def findings() -> int:
     torch.cuda.synchronize()
-    emulation = _emulation()
-    return emulation.emulatedCudaFindings() if emulation else 0
+    return found()
 
 
 def delegate_name() -> str:
@@ -520,7 +510,7 @@ def receive_failure(source: int) -> tuple[str, str]:
 
 def fail(what: str, number: int) -> None:
     """So many copies, waits or records of this process from now on, one fails; 0: none does."""
-    getattr(_emulation(), f"emulatedCudaFail{what}")(ctypes.c_long(number))
+    getattr(EMULATION, f"emulatedCudaFail{what}")(ctypes.c_long(number))
 
 
 def reductions_of_which_a_record_fails(number: int) -> list[str]:

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, seed, wait_until_lent
+from cuda_workers import CudaGroup, wait_until_lent
 from devices import OTHER_CUDA
+from emulation import seed
 from test_rpc import lent_by
 from torch import nn
 from torch.distributed.optim import DistributedOptimizer

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_workers import exit_code, leave_and_exit, metric, seed, wait_until_returned
+from cuda_workers import exit_code, leave_and_exit, metric, wait_until_returned
 from devices import CROSSED, OTHER_CUDA, SECOND
+from emulation import seed
 from test_rpc import chain, counted
 from test_scripts import Affine
 from torch import Tensor, nn

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from cuda_workers import CudaGroup, seed
+from cuda_workers import CudaGroup
 from devices import FIRST, OTHER_CUDA, SECOND
-from emulation import copy_late
+from emulation import copy_late, seed
 from torch import nn
 
 THERE = f"worker1/{OTHER_CUDA}"

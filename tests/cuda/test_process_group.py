@@ -9,7 +9,7 @@ import group_steps as steps
 import pytest
 import torch
 from devices import need_two
-from emulation import EMULATION
+from emulation import EMULATION, seed
 from workers import Workers
 
 ONE_DEVICE = {"EMULATED_CUDA_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}
@@ -120,7 +120,7 @@ def test_all_ranks_get_the_same_bits(ranks, numel):
 
 
 def test_order_on_streams(ranks, delays):
-    ranks.all(steps.seed, delays)
+    ranks.all(seed, delays)
     ranks.all(steps.streams, 3000)
     ranks.all(steps.streams, 40_000)
     ranks.all(steps.message_order, 3000)
@@ -139,7 +139,7 @@ def test_a_slot_is_filled_again_when_it_was_read():
     """A sender's stream is often ahead of the receiver's by more than a message takes on the host."""
     with DeviceRanks(2, environment={"EMULATED_CUDA_MAX_DELAY_US": "5000"}) as made:
         for delays in range(20):
-            made.all(steps.seed, delays)
+            made.all(seed, delays)
             made.all(steps.message_order, 1_500_000)
         made.end()
 
@@ -149,7 +149,7 @@ def few_delays(ranks, delays):
     """Twenty seeds for two ranks, three for three."""
     if len(ranks) == 3 and delays > 2:
         pytest.skip("three seeds are enough for three ranks")
-    ranks.all(steps.seed, delays)
+    ranks.all(seed, delays)
     yield
     assert ranks.all(steps.findings) == [0] * len(ranks), ranks.outputs()
 

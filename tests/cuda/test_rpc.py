@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
+from cuda_workers import CudaGroup, metric, wait_until_lent, wait_until_returned
 from devices import BOTH, EACH, FIRST, SECOND, need_two
-from emulation import EMULATION, WITHOUT_IPC, refuses_ipc
+from emulation import EMULATION, WITHOUT_IPC, refuses_ipc, seed
 from waiting import wait_until
 
 MiB = 1 << 18  # elements of four bytes

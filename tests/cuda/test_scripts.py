@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, metric, seed, wait_until_lent, wait_until_returned
+from cuda_workers import CudaGroup, metric, wait_until_lent, wait_until_returned
 from devices import BOTH, FIRST, OTHER_CUDA, SECOND
-from emulation import WITHOUT_IPC, refuses_ipc
+from emulation import WITHOUT_IPC, refuses_ipc, seed
 from torch import Tensor, nn
 
 import weft

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 import torch.distributed.rpc as rpc
-from cuda_workers import CudaGroup, metric, seed
+from cuda_workers import CudaGroup, metric
 from devices import need_two
-from emulation import EMULATION
+from emulation import EMULATION, seed
 from test_rpc import chain, counted, double
 from waiting import wait_until
 from workers import Workers, join
