@@ -41,7 +41,8 @@ def test_a_page_without_its_marks_is_not_changed(tmp_path, text):
 def test_the_preface_says_on_what_and_what_that_allows():
     text = publish.preface("peers", "medians of five rounds", {"memcpy 1 MiB us": 1234.5})
     assert text.startswith("Written by `./dev bench peers --publish` on ")
-    unwrapped = " ".join(text.split())  # where a line ends depends on the machine's name and the date
+    # Where a line ends depends on the machine's name and the date.
+    unwrapped = " ".join(text.split())
     for words in ("medians of five rounds", "cores (", "Weft 0."):
         assert words in unwrapped
     assert text.endswith("| memcpy 1 MiB us | 1,234 |")
