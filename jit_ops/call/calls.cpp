@@ -75,7 +75,6 @@ void warnIfCut(const at::IValue& value, const Call& call) {
 }
 
 Values toStack(Call& call, std::size_t extra) {
-  if (haveForwardGradient(call.args)) refuseForwardGradient(describe(call));
   Values stack;
   stack.reserve(extra + kCallHeader + call.args.size());
   stack.resize(extra);
@@ -92,9 +91,13 @@ Values toStack(Call& call, std::size_t extra) {
 }
 
 // A future of the answer's Message. `worker` is a name or an id. Autograd records the call even if
-// no argument needs a gradient, because the module's parameters may.
+// no argument needs a gradient, because the module's parameters may. Without a graph here no
+// gradients could come back, and a backward pass would wait for them.
 FuturePtr send(const auto& worker, trpc::RpcCommandBase&& request, double timeout) {
   const auto agent = currentAgent();
+  if (!at::GradMode::is_enabled())
+    return agent->send(agent->getWorkerInfo(worker), std::move(request).toMessage(),
+                       toTorch(timeout));
   return torch::distributed::autograd::sendMessageWithAutograd(
       *agent, agent->getWorkerInfo(worker), std::move(request).toMessage(),
       /*forceGradRecording=*/true, toTorch(timeout));
@@ -251,7 +254,6 @@ FuturePtr callOperator(Call call, const c10::TypePtr& type) try {
               " results, and torch's RPC sends one: publish a function that returns a tuple");
   Values stack = bindArguments(found->schema(), std::move(call.args), call.names);
   std::string what = call.name + " at worker '" + call.worker + "'";
-  if (haveForwardGradient(stack)) refuseForwardGradient(what);
   return send(call.worker, trpc::ScriptCall(found, std::move(stack)), call.timeout)
       ->then(
           [what = std::move(what), type](Future& answered) {

@@ -60,15 +60,8 @@ bool anyTensor(const at::IValue& value, Predicate is) {
   return found;
 }
 
-constexpr std::uint64_t kForwardLevel = 0;  // torch has no other
-
-bool inForwardMode() {
-  return c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
-         torch::autograd::ForwardADLevel::try_get_by_idx(kForwardLevel) != nullptr;
-}
-
 bool hasTangent(const at::Tensor& tensor) {
-  return tensor.defined() && tensor._fw_grad(kForwardLevel).defined();
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
 }
 
 }  // namespace
@@ -77,14 +70,9 @@ bool requiresGrad(const at::IValue& value) {
   return anyTensor(value, [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
-bool haveForwardGradient(at::ArrayRef<at::IValue> values) {
-  if (!inForwardMode()) return false;
-  return std::ranges::any_of(values,
-                             [](const at::IValue& value) { return anyTensor(value, hasTangent); });
-}
-
 bool haveForwardGradient(at::TensorList tensors) {
-  return inForwardMode() && std::ranges::any_of(tensors, hasTangent);
+  return c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
+         std::ranges::any_of(tensors, hasTangent);
 }
 
 at::IValue detached(at::IValue value) {

@@ -9,8 +9,7 @@
 namespace weft::ops {
 
 bool requiresGrad(const at::IValue& value);
-// Whether forward-mode AD is on and would expect a tangent of what is computed from the values.
-bool haveForwardGradient(at::ArrayRef<at::IValue> values);
+// Whether forward-mode AD is on and would expect a tangent of what is computed from them.
 bool haveForwardGradient(at::TensorList tensors);
 
 // The same value with its tensors detached.

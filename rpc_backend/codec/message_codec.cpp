@@ -124,6 +124,8 @@ OwnedBuffer ownedPayload(const MessagePtr& message) {
 transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr& message,
                           const DeviceMap& device_map, const std::string& peer,
                           milliseconds timeout, const DeviceLender& lender) {
+  for (const at::Tensor& tensor : message->tensors())
+    if (tensor.defined()) checkNoDerivatives(tensor, peer);
   const c10::InferenceMode no_graph;
   transport::Message out;
   const auto& payload = message->payload();
@@ -176,6 +178,7 @@ transport::Message encodeControl(WireKind kind, std::uint16_t type, std::uint64_
 
 MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map,
                        const std::string& self) {
+  const c10::InferenceMode not_of_the_caller(false);
   std::vector<at::Tensor> tensors;
   tensors.reserve(message.tensors().size());
   GapBudget gaps;
@@ -184,6 +187,7 @@ MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map,
       tensors.emplace_back();
       continue;
     }
+    checkNoDerivatives(tensor, self);
     checkMemory(tensor, self);
     at::Tensor copy = copyTensor(tensor.detach(), gaps);
     if (!device_map.empty()) copy = copy.to(mapDevice(tensor.device(), device_map, self));

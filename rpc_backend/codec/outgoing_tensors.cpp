@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
@@ -149,6 +150,22 @@ bool isPlain(const at::Tensor& tensor) {
          tensor.has_storage() && !tensor._is_zerotensor() && !tensor.is_meta() &&
          static_cast<std::size_t>(tensor.dim()) <= kMaxDims &&
          itemSize(static_cast<std::uint8_t>(tensor.scalar_type())) != 0;
+}
+
+void checkNoDerivatives(const at::Tensor& tensor, const std::string& peer) {
+  const auto transforms = c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
+  TORCH_CHECK(!tensor.unsafeGetTensorImpl()->key_set().has_any(transforms),
+              "weft: a tensor inside a transform of torch.func (grad, vmap, jvp, …) was to be sent "
+              "to worker '",
+              peer,
+              "', and a call carries no transform: call outside of it, or use "
+              "torch.distributed.autograd for gradients.");
+  TORCH_CHECK(!c10::AutogradState::get_tls_state().get_fw_grad_mode() ||
+                  !tensor._fw_grad(/*level=*/0).defined(),
+              "weft: a tensor has a forward-mode gradient, which no call to worker '", peer,
+              "' carries: give it torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse "
+              "mode.");
 }
 
 void checkMemory(const at::Tensor& tensor, const std::string& peer) {

@@ -50,6 +50,10 @@ OutgoingTensors prepare(const std::vector<at::Tensor>& tensors, const Recipient&
 // shows: reading it would read beyond it.
 void checkMemory(const at::Tensor& tensor, const std::string& peer);
 
+// Throws c10::Error, which names the recipient, for a tensor with a tangent of forward-mode AD, or
+// inside a transform of torch.func: a call carries values, so that derivatives would be lost.
+void checkNoDerivatives(const at::Tensor& tensor, const std::string& peer);
+
 // Whether the tensor is only elements in memory.
 bool isPlain(const at::Tensor& tensor);
 
