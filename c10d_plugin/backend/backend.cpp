@@ -23,8 +23,9 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
                 [this](const ChildGroups::Ranks& ranks, const ChildGroups::OptionsPtr& opts) {
                   return child(ranks, opts);
                 }),
-      comm_({c10::Device(c10::DeviceType::CPU), std::move(store), rank, size, options_->timeout,
-             options_->group_name, options_->global_ranks_in_group},
+      comm_(std::in_place,
+            DelegateSpec{c10::Device(c10::DeviceType::CPU), std::move(store), rank, size,
+                         options_->timeout, options_->group_name, options_->global_ranks_in_group},
             options_->interface, options_->make_delegate) {
   init();
 }
@@ -41,41 +42,41 @@ void WeftBackend::setTimeout(milliseconds timeout) {
   TORCH_CHECK(timeout.count() > 0, "weft: the timeout must be positive, got ", timeout.count(),
               " ms");
   timeout_ms_.store(timeout.count());
-  comm_.delegates().setTimeout(timeout);
+  comm_->delegates().setTimeout(timeout);
 }
 
 void WeftBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
-  comm_.delegates().describe(uid, getGroupDesc());
+  comm_->delegates().describe(uid, getGroupDesc());
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::delegate(c10::DeviceType device) const {
-  return comm_.delegates().made(device);
+  return comm_->delegates().made(device);
 }
 
 milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
   return asked.count() > 0 ? asked : milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
-Activity WeftBackend::activity() const { return comm_.engine().activity(); }
+Activity WeftBackend::activity() const { return comm_->engine().activity(); }
 
 std::vector<WaitingMessage> WeftBackend::waitingMessages() const {
-  return comm_.messages().waiting();
+  return comm_->messages().waiting();
 }
 
 c10d::ErrorType WeftBackend::getError() {
-  return comm_.engine().failed() || comm_.delegates().failed() ? c10d::ErrorType::COMM_ERROR
-                                                               : c10d::ErrorType::SUCCESS;
+  return comm_->engine().failed() || comm_->delegates().failed() ? c10d::ErrorType::COMM_ERROR
+                                                                 : c10d::ErrorType::SUCCESS;
 }
 
 PointToPoint& WeftBackend::messages(const char* title) const {
-  comm_.engine().checkProcess(title);
-  return comm_.messages();
+  comm_->engine().checkProcess(title);
+  return comm_->messages();
 }
 
 c10d::Backend* WeftBackend::delegateFor(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &comm_.delegates().of(tensor.device(), comm_.engine().batches().isOpen());
+  return &comm_->delegates().of(tensor.device(), comm_->engine().batches().isOpen());
 }
 
 c10d::Backend* WeftBackend::delegateFor(const Tensors& tensors) {
@@ -86,11 +87,11 @@ WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
                                                const at::Tensor& tensor, int peer, int tag) {
   auto& messages = this->messages(title);
   const OpParams params{title, timeoutOr(milliseconds(0)), true, this};
-  RecordedOp recorded = comm_.engine().recorder().recordMessage(params, type, tensor, peer, tag);
+  RecordedOp recorded = comm_->engine().recorder().recordMessage(params, type, tensor, peer, tag);
   auto work = type == OpType::SEND
                   ? messages.send(tensor, peer, tag, params.timeout, std::move(recorded))
                   : messages.receive(tensor, peer, tag, params.timeout, std::move(recorded));
-  comm_.engine().batches().add(work);
+  comm_->engine().batches().add(work);
   return work;
 }
 
@@ -123,37 +124,37 @@ void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 
 // All tensors between the two calls are on one type of device, taken from the first tensor.
 void WeftBackend::startCoalescing() {
-  comm_.engine().checkProcess("weft:coalescing");
-  comm_.engine().batches().start();
+  comm_->engine().checkProcess("weft:coalescing");
+  comm_->engine().batches().start();
 }
 
 WeftBackend::WorkPtr WeftBackend::endCoalescing() {
-  for (const WorkPtr& work : comm_.delegates().endCoalescing())
-    comm_.engine().batches().add(work);
-  return comm_.engine().batches().end();
+  for (const WorkPtr& work : comm_->delegates().endCoalescing())
+    comm_->engine().batches().add(work);
+  return comm_->engine().batches().end();
 }
 
 void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  c10d::Backend& backend = comm_.delegates().of(device);
+  c10d::Backend& backend = comm_->delegates().of(device);
   backend.setBoundDeviceId(device);
   backend.eagerConnectSingleDevice(device);
 }
 
 // torch passes only the device's number: -1 is the CPU.
 bool WeftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  if (device < 0) return comm_.engine().allocates();
-  const auto cuda = comm_.delegates().made(c10::DeviceType::CUDA);
+  if (device < 0) return comm_->engine().allocates();
+  const auto cuda = comm_->delegates().made(c10::DeviceType::CUDA);
   return cuda && cuda->supportsTensorAlloc(device);
 }
 
 at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(size >= 0, "weft: a tensor of ", size, " elements cannot be allocated");
   if (!options.device().is_cpu()) {
-    return comm_.delegates().of(options.device()).allocateTensor(size, options);
+    return comm_->delegates().of(options.device()).allocateTensor(size, options);
   }
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-  transport::OwnedBuffer memory = comm_.engine().allocate(bytes);
+  transport::OwnedBuffer memory = comm_->engine().allocate(bytes);
   if (memory.data == nullptr) return at::empty({size}, options);
   at::DataPtr data = c10::InefficientStdFunctionContext::makeDataPtr(
       memory.data, [owner = std::move(memory.owner)](void*) {}, options.device());
@@ -163,10 +164,10 @@ at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   return at::empty({0}, options).set_(std::move(storage), 0, {size}, {1});
 }
 
-void WeftBackend::setSequenceNumberForGroup() { comm_.delegates().setSequenceNumbers(); }
+void WeftBackend::setSequenceNumberForGroup() { comm_->delegates().setSequenceNumbers(); }
 
 uint64_t WeftBackend::getSequenceNumberForGroup() {
-  return comm_.engine().recorder().calls() + comm_.delegates().sequenceNumbers();
+  return comm_->engine().recorder().calls() + comm_->delegates().sequenceNumbers();
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::child(const ChildGroups::Ranks& ranks,
@@ -197,8 +198,8 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
   return children_.shrink(excluded, opts);
 }
 
-void WeftBackend::abort() { comm_.abort(); }
+void WeftBackend::abort() { comm_->abort(); }
 
-void WeftBackend::shutdown() { comm_.shutdown(); }
+void WeftBackend::shutdown() { comm_->shutdown(); }
 
 }  // namespace weft::process_group

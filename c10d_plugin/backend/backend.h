@@ -18,6 +18,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -129,10 +130,14 @@ class WEFT_API WeftBackend : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Called in place of the destructor while weak references remain, as the parent's ChildGroups
+  // has.
+  void release_resources() override { comm_.reset(); }
+
   // The backend for tensors on such a device; null if none was needed so far.
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
   // As Communicator's.
-  const std::string& path() const { return comm_.path(); }
+  const std::string& path() const { return comm_->path(); }
   Activity activity() const;
   // The messages of CPU tensors for which threads of this process wait.
   std::vector<WaitingMessage> waitingMessages() const;
@@ -157,7 +162,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_;
   ChildGroups children_;
-  Communicator comm_;
+  std::optional<Communicator> comm_;  // none after release_resources()
 };
 
 }  // namespace weft::process_group

@@ -16,12 +16,11 @@ ChildGroups::BackendPtr ChildGroups::findOrMake(const std::string& name, const S
     return children_[name];
   }();
   const std::lock_guard lock(child.mutex);
-  if (child.last && child.last->store.lock() == store) {
+  if (child.last && child.last->store == store.get()) {
     if (auto made = child.last->backend.lock()) return made;
   }
   BackendPtr made = make();
-  child.last.emplace(c10::weak_intrusive_ptr<c10d::Store>(store),
-                     c10::weak_intrusive_ptr<c10d::Backend>(made));
+  child.last.emplace(Made{store.get(), c10::weak_intrusive_ptr<c10d::Backend>(made)});
   return made;
 }
 

@@ -7,7 +7,7 @@
 //
 // Threads: any. While one thread makes a backend, which waits for the other ranks, others of the
 // same name wait for it; those of other names do not. Ownership: keeps neither the Store nor the
-// backend of a child alive. Failure: throws what `Make` throws, and keeps nothing then.
+// backend of a child. Failure: throws what `Make` throws, and keeps nothing then.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -53,7 +53,7 @@ class ChildGroups {
                         const std::function<BackendPtr()>& make);
 
   struct Made {
-    c10::weak_intrusive_ptr<c10d::Store> store;
+    const c10d::Store* store;  // which the backend holds
     c10::weak_intrusive_ptr<c10d::Backend> backend;
   };
   struct Child {

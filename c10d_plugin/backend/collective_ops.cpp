@@ -313,11 +313,11 @@ WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
   // torch passes only the number of the call's device. Where there is no such device the number is
   // ignored, as Gloo does.
   const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
-  if (!opts.device_ids.empty() && (comm_.delegates().made(device) || at::hasCUDA())) {
+  if (!opts.device_ids.empty() && (comm_->delegates().made(device) || at::hasCUDA())) {
     const auto index = static_cast<c10::DeviceIndex>(opts.device_ids.front());
-    return comm_.delegates().of(c10::Device(device, index)).barrier(opts);
+    return comm_->delegates().of(c10::Device(device, index)).barrier(opts);
   }
-  return comm_.engine().submit(
+  return comm_->engine().submit(
       {kTitle, timeoutOr(opts.timeout), opts.asyncOp, this},
       [&] {
         return OpInfo{OpType::BARRIER, kTitle, std::nullopt, {}};

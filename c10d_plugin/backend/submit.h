@@ -41,7 +41,7 @@ template <typename OpOptions, typename Inputs, typename Outputs, typename Run>
 WeftBackend::WorkPtr WeftBackend::submit(c10d::OpType type, const char* title,
                                          const OpOptions& opts, const Inputs& inputs,
                                          const Outputs& outputs, Run&& run) {
-  return comm_.engine().submit(
+  return comm_->engine().submit(
       {title, timeoutOr(opts.timeout), opts.asyncOp, this},
       [&] {
         return OpInfo{type, title, asList(inputs), asLists(outputs)};
