@@ -3,13 +3,16 @@
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
+#include "transport/base/interruption.h"
 
 namespace weft::rpc {
 
 void awaitAnswer(JitFuture& answer) {
   try {
     InlineWaiter::wait();
-    awaitInterruptibly(answer);  // where this thread has no waiter
+    if (answer.completed()) return answer.wait();
+    transport::raiseIfInterrupted();  // the waiter let no handler run
+    awaitInterruptibly(answer);
   } catch (...) {
     if (const auto agent = WeftAgent::current()) agent->cancel(answer);
     throw;

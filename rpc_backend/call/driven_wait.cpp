@@ -15,17 +15,22 @@ bool threadIsPlain() {
   return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set;
 }
 
-transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
-                             const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
+transport::Driven driveOnce(transport::Endpoint& endpoint, transport::Deadline deadline,
+                            const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
   // The loop's work is no part of the call that this thread runs.
   const CallScope scope(nullptr);
   const Unprofiled unprofiled;
+  return endpoint.drive(transport::Driver::kCaller, done, deadline, spin);
+}
+
+transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
+                             const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
   while (true) {
     const auto slice = transport::mayBeInterrupted()
                            ? std::chrono::steady_clock::now() + transport::kInterruptEvery
                            : transport::Deadline::max();
     const auto end = std::min(slice, deadline);
-    const auto how = endpoint.drive(transport::Driver::kCaller, done, end, spin);
+    const auto how = driveOnce(endpoint, end, done, spin);
     if (how != transport::Driven::kLate) return transport::Waited::kDone;
     if (transport::interrupted()) return transport::Waited::kInterrupted;
     if (end == deadline) return transport::Waited::kLate;
@@ -40,7 +45,8 @@ void driveUntilCompleted(const std::shared_ptr<transport::Endpoint>& endpoint, J
   };
   future.addCallback(wake, /*uses_future=*/false);
   const auto completed = [&] { return future.completed(); };
-  if (!driveInterruptibly(*endpoint, completed, spin)) transport::raiseInterrupt();
+  const auto how = driveUntil(*endpoint, transport::Deadline::max(), completed, spin);
+  if (how == transport::Waited::kInterrupted) transport::raiseInterrupt();
 }
 
 }  // namespace weft::rpc

@@ -38,15 +38,12 @@ class Unprofiled {
 // makes `done()` true calls wakeDriver() afterwards.
 transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
                              const std::function<bool()>& done, transport::AdaptiveSpin& spin);
-// The same without an end of its own. False: interrupted.
-inline bool driveInterruptibly(transport::Endpoint& endpoint, const std::function<bool()>& done,
-                               transport::AdaptiveSpin& spin) {
-  return driveUntil(endpoint, transport::Deadline::max(), done, spin) !=
-         transport::Waited::kInterrupted;
-}
-// The same until the future is complete. Returns early if this thread can't drive (its state is not
-// plain, another caller drives, or the endpoint closes); then wait in another way. Throws what
-// Ctrl-C's handler raised.
+// The same, but no signal's handler runs meanwhile.
+transport::Driven driveOnce(transport::Endpoint& endpoint, transport::Deadline deadline,
+                            const std::function<bool()>& done, transport::AdaptiveSpin& spin);
+// As driveUntil(), until the future is complete. Returns early if this thread can't drive (its
+// state is not plain, another caller drives, or the endpoint closes); then wait in another way.
+// Throws what Ctrl-C's handler raised.
 void driveUntilCompleted(const std::shared_ptr<transport::Endpoint>& endpoint, JitFuture& future);
 
 }  // namespace weft::rpc

@@ -1,5 +1,6 @@
 #include "rpc_backend/call/inline_waiter.h"
 
+#include <chrono>
 #include <utility>
 
 #include "rpc_backend/call/driven_wait.h"
@@ -68,32 +69,33 @@ void InlineWaiter::wait() {
   if (t_waiter == nullptr) return;
   InlineWaiter& waiter = *t_waiter;
   if (waiter.state_.load(std::memory_order_relaxed) == State::kFree) return;
-  const bool whole = waiter.served() || (waiter.drive() && waiter.sleep());
+  const transport::Deadline end =
+      transport::deadlineAfter(transport::mayBeInterrupted() ? transport::kInterruptEvery
+                                                             : std::chrono::milliseconds::max());
+  if (!waiter.served()) waiter.drive(end);
+  if (!waiter.served()) waiter.sleep(end);
   waiter.release();
-  if (!whole) transport::raiseInterrupt();
 }
 
-bool InlineWaiter::drive() {
-  if (endpoint_ == nullptr) return true;
+void InlineWaiter::drive(transport::Deadline end) {
+  if (endpoint_ == nullptr) return;
   {
     const std::lock_guard lock(mutex_);
     waits_ = Waits::kDriving;
   }
-  const bool whole = driveInterruptibly(
-      *endpoint_, [this] { return served(); }, spin_);
+  driveOnce(
+      *endpoint_, end, [this] { return served(); }, spin_);
   const std::lock_guard lock(mutex_);
   waits_ = Waits::kNot;
-  return whole;
 }
 
-bool InlineWaiter::sleep() {
+void InlineWaiter::sleep(transport::Deadline end) {
   const auto here = [this] { return served(); };
-  if (here() || spin_.until(here)) return true;
+  if (spin_.until(here)) return;
   std::unique_lock lock(mutex_);
   waits_ = Waits::kAsleep;
-  const bool whole = transport::waitInterruptibly(served_, lock, here);
+  served_.wait_until(lock, end, here);
   waits_ = Waits::kNot;
-  return whole;
 }
 
 void InlineWaiter::leave() {

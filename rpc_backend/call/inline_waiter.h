@@ -7,8 +7,11 @@
 //
 // Each thread has one waiter. It calls take(), sends its call, and calls wait(). The waiter waits
 // for the last call sent before wait(), because pickling the arguments may send other calls first.
-// A call that ends in another way (a timeout, a lost peer, shutdown) ends the wait, too, so the
-// wait is bounded as the call is.
+// A call that ends in another way (a timeout, a lost peer, shutdown) ends the wait, too.
+//
+// The handler of a signal may itself wait for the call that it has interrupted, as rpc.shutdown()
+// waits for all. So where handlers run, on the main thread, the waiter gives up before it lets one
+// run, and a completer completes the call.
 //
 // Threads: the static members: the thread whose waiter it is; Handle::give(): any.
 #pragma once
@@ -21,6 +24,7 @@
 #include <mutex>
 
 #include "transport/base/api.h"
+#include "transport/base/deadline.h"
 #include "transport/base/spin.h"
 #include "transport/endpoint.h"
 
@@ -52,8 +56,8 @@ class WEFT_API InlineWaiter {
   // another thread must run it. `endpoint`: brings the answer; null: it comes another way.
   static Handle claim(Completion& displaced,
                       const std::shared_ptr<transport::Endpoint>& endpoint = nullptr);
-  // Waits for the call that was sent, if any was, and completes it. Without the GIL. On Ctrl-C it
-  // throws what the handler raised, and a completer gets the call's completion.
+  // Waits for the call that was sent, if any was, and completes it; on the main thread for a moment
+  // only, so wait for the call's future then. Without the GIL.
   static void wait();
   // Instead of wait(), if the call could not be sent. A completion that has come already runs here;
   // a completer gets later ones.
@@ -72,9 +76,9 @@ class WEFT_API InlineWaiter {
   static InlineWaiter& own();
   // Whether the call's completion has come.
   bool served() const { return state_.load(std::memory_order_acquire) != State::kCalled; }
-  // Both wait for the completion. False: a person's Ctrl-C came first.
-  bool drive();  // returns early if another thread drives already
-  bool sleep();
+  // Both wait for the completion, until `end` at the latest.
+  void drive(transport::Deadline end);  // returns early if another thread drives already
+  void sleep(transport::Deadline end);
   void release();
 
   std::mutex mutex_;

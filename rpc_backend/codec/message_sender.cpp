@@ -54,7 +54,7 @@ void MessageSender::open(transport::EndpointOptions options, transport::Endpoint
 void MessageSender::close() {
   if (!endpoint_) return;
   devices_.settle();
-  endpoint_->close(kCloseLinger);
+  endpoint_->close(context_.hurried ? milliseconds(0) : kCloseLinger);
 }
 
 std::string MessageSender::transportTo(worker_id_t peer) const {

@@ -34,8 +34,8 @@ class MessageSender {
   DeviceTransfer& devices() noexcept { return devices_; }
   // The link to that worker: "unix" or "tcp"; "": there is none.
   std::string transportTo(worker_id_t peer) const;
-  // Waits a moment until device memory has been read, and another until what is queued is written;
-  // then ends the loop thread. Idempotent.
+  // Waits a moment until device memory has been read, and another until what is queued is written,
+  // unless the context is hurried; then ends the loop thread. Idempotent.
   void close();
 
   transport::Error send(worker_id_t to, WireKind kind, std::uint64_t call_id,

@@ -1,6 +1,7 @@
 // Ctrl-C for waits in C++: runs the signals' Python handlers, keeps what they raise, and throws it
 // where the wait's caller is Python's (transport/base/interruption.h).
 #include <pybind11/pybind11.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <memory>
 #include <utility>
@@ -29,9 +30,21 @@ bool checkSignals() {
   return true;
 }
 
+// For Py_AddPendingCall(): what it raises reaches the program wherever its main thread is.
+int raiseAgain(void* raised) {
+  std::unique_ptr<py::error_already_set>(static_cast<py::error_already_set*>(raised))->restore();
+  return -1;
+}
+
+// TorchScript's interpreter makes a RuntimeError of every exception that goes through it. So there
+// the exception is raised once more when Python runs again.
 void throwRaised() {
-  const std::unique_ptr<py::error_already_set> raised(std::exchange(g_raised, nullptr));
-  if (raised != nullptr) throw py::error_already_set(*raised);
+  std::unique_ptr<py::error_already_set> raised(std::exchange(g_raised, nullptr));
+  if (raised == nullptr) return;
+  const py::error_already_set thrown(*raised);
+  if (!torch::jit::currentCallstack().empty() && Py_AddPendingCall(&raiseAgain, raised.get()) == 0)
+    static_cast<void>(raised.release());
+  throw py::error_already_set(thrown);
 }
 
 }  // namespace

@@ -6,19 +6,28 @@ import random
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 from ctrl_c import TRIES, Delays
 from module_group import module_group
 from ports import free_port
-from waiting import takes
+from waiting import takes, wait_until
 from workers import Group, Workers, ended_by, join, leave
+
+import weft  # noqa: F401 - the operators that the script calls
 
 
 @torch.jit.script
 def doubled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 2
+
+
+@torch.jit.script
+def called_by_script(x: torch.Tensor) -> torch.Tensor:
+    args: list[Any] = [x]
+    return torch.ops.weft.call("worker1", "name", args, like=[x])
 
 
 group = module_group(2, rpc_timeout=60)
@@ -54,7 +63,14 @@ def wait_in(kind: str):
         with torch.inference_mode():
             return rpc.rpc_sync("worker1", echo, args=(one,))
 
+    def in_a_script():
+        try:
+            called_by_script(one)
+        except RuntimeError:  # what TorchScript makes of KeyboardInterrupt, which comes again
+            time.sleep(0)
+
     waits = {
+        "a call by a script": in_a_script,
         "rpc_sync": lambda: rpc.rpc_sync("worker1", echo, args=(one,)),
         "rpc_sync of a builtin": lambda: rpc.rpc_sync("worker1", torch.add, args=(one, 1)),
         "rpc_sync of a script": lambda: rpc.rpc_sync("worker1", doubled, args=(one,)),
@@ -123,6 +139,7 @@ def sum_there() -> float:
 @pytest.mark.parametrize(
     "kind",
     [
+        "a call by a script",
         "rpc_sync",
         "rpc_sync of a builtin",
         "rpc_sync of a script",
@@ -191,3 +208,22 @@ def test_ctrl_c_ends_init_rpc_without_rank_0():
         with Workers(1) as workers:
             delays.add(workers[0], join_until, 1, 2, f"tcp://127.0.0.1:{free_port()}")
     delays.check()
+
+
+def leave_in_a_handler(seconds: float) -> bool:
+    import torch.distributed.rpc as rpc
+
+    left = []
+    signal.signal(signal.SIGTERM, lambda *_: left.append(leave()))
+    print("waits in a call", flush=True)
+    rpc.rpc_sync("worker1", takes, args=(seconds,))
+    return bool(left)
+
+
+def test_a_handler_may_leave_while_its_thread_waits_for_an_answer():
+    with Group(2) as group:
+        group[0].start(leave_in_a_handler, 1.0)
+        wait_until(lambda: "waits in a call" in group[0].output(), group[0].output)
+        group[0].signal(signal.SIGTERM)
+        group[1].call(leave, timeout=20)
+        assert group[0].result(timeout=20)
