@@ -143,11 +143,15 @@ def publish(
     Raises:
         TypeError: ``module`` cannot be called, ``batch`` or ``no_grad`` is given for a module that
             is not scripted, ``no_grad`` for a function, or ``methods`` for what is no plain module;
-            ``version`` is no int.
+            ``batch`` is no Batch, ``methods`` a string, or ``version`` no int.
         ValueError: ``version`` is below 1 or above 2**63 - 1.
         RuntimeError: the name or the version is refused; the text says why.
     """
     number = NEWEST if version is None else check_int("version", version, most=LAST_VERSION)
+    if not isinstance(batch, (Batch, type(None))):
+        raise TypeError(f"batch must be a weft.Batch, got {batch!r}")
+    if isinstance(methods, str):
+        raise TypeError(f"methods must be names of methods, as in ({methods!r},); got {methods!r}")
     pair = None if batch is None else (batch.max_requests, batch.max_delay)
     scripted = isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
     methods = tuple(methods)

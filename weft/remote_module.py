@@ -117,7 +117,7 @@ class RemoteModule(ModuleAtOwner):
                 f"args must be the tuple of module_cls's arguments, as in ({args!r},); got {args!r}"
             )
         self._bind(remote_device, name, timeout)
-        made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted, name)
+        made_of = (module_cls, tuple(args or ()), dict(kwargs or {}), self.device, scripted)
         self._made_of: tuple[Any, ...] | None = made_of
         self._make(replace)
 
@@ -138,7 +138,9 @@ class RemoteModule(ModuleAtOwner):
 
     def _make(self, replace: bool) -> None:
         assert self._made_of is not None
-        self.module_rref = rpc.remote(self.on, owner.create, args=(*self._made_of, replace))
+        self.module_rref = rpc.remote(
+            self.on, owner.create, args=(*self._made_of, self.name, replace)
+        )
 
     @staticmethod
     def init_from_module_rref(
@@ -264,8 +266,9 @@ class RemoteModule(ModuleAtOwner):
         self._refuse_own_class("torch.jit.script")
         typed = subclass(self._at_owner(owner.signature), RemoteModule)
         if self.name is None:
-            self.name = f"remote_module.{uuid.uuid4().hex}"
-            self._at_owner(owner.publish_as, self.name, self.device)
+            name = f"remote_module.{uuid.uuid4().hex}"
+            self._at_owner(owner.publish_as, name, self.device)
+            self.name = name
         # Saved as an attribute; the module may have been made in eval mode.
         self.training = self._at_owner(owner.is_training)
         self.script_worker = self.module_rref.owner_name()

@@ -57,15 +57,23 @@ void checkDepth(const std::string& what, int depth) {
 
 at::IValue toValue(py::handle object, const std::string& what, int depth = 0);
 
+// TorchScript's dicts have keys of one type.
 at::IValue dictValue(const py::dict& dict, const std::string& what, int depth) {
+  const auto typeOf = [](const at::IValue& key) {
+    return key.isTensor() ? c10::TypePtr(c10::TensorType::get()) : key.type();
+  };
   c10::TypePtr keys = c10::StringType::get();
-  if (!dict.empty()) {
-    const at::IValue first = toValue((*dict.begin()).first, what, depth);
-    keys = first.isTensor() ? c10::TypePtr(c10::TensorType::get()) : first.type();
-  }
+  if (!dict.empty()) keys = typeOf(toValue((*dict.begin()).first, what, depth));
   c10::Dict<at::IValue, at::IValue> out(keys, c10::AnyType::get());
-  for (const auto& [key, value] : dict)
-    out.insert(toValue(key, what, depth), toValue(value, what, depth));
+  for (const auto& [key, value] : dict) {
+    at::IValue made = toValue(key, what, depth);
+    if (*typeOf(made) != *keys) {
+      throw py::type_error(what + " holds a dict with keys of two types, " +
+                           keys->annotation_str() + " and " + typeOf(made)->annotation_str() +
+                           ": TorchScript's dicts have keys of one type");
+    }
+    out.insert(std::move(made), toValue(value, what, depth));
+  }
   return out;
 }
 
@@ -192,6 +200,7 @@ void addArguments(Call& call, const py::tuple& args, const py::dict& kwargs) {
   for (std::size_t i = 0; i < args.size(); ++i)
     call.args.push_back(toValue(args[i], "argument " + std::to_string(i)));
   for (const auto& [key, value] : kwargs) {
+    if (!py::isinstance<py::str>(key)) throw py::type_error("names of arguments must be strings");
     call.names.push_back(py::cast<std::string>(key));
     call.args.push_back(toValue(value, "argument '" + call.names.back() + "'"));
   }

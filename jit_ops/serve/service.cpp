@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <set>
 #include <stdexcept>
 
 #include "jit_ops/serve/published.h"
@@ -32,6 +33,11 @@ FuturePtr runFound(const Found& found, const std::string& name, const std::strin
   const Servable::Method* method = found.servable->find(method_name);
   TORCH_CHECK(method != nullptr, label(name, found.version), " has no method '", method_name,
               "'; it has: ", methodsOf(*found.servable));
+  TORCH_CHECK(names.size() <= args.size(), label(name, found.version), ": ", names.size(),
+              " names for ", args.size(), " arguments");
+  const std::set<std::string> distinct(names.begin(), names.end());
+  TORCH_CHECK(distinct.size() == names.size(), label(name, found.version),
+              ": an argument is given twice by its name");
   if (method->schema != nullptr) {
     try {
       args = bindArguments(*method->schema, std::move(args), names);

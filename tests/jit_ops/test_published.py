@@ -360,6 +360,7 @@ def test_references_travel(pair):
         (("worker0/echo", X), {"method": "fails"}, "the module says no"),
         (("worker0/fails", 3), {}, "no 3"),
         (("worker0/bad",), {}, "holds a 'object', which TorchScript does not know"),
+        (("worker0/given", [X]), {"kwargs": {"x": 1}}, "multiple values"),
         (("worker9/encoder", X), {}, "could not find destination worker 'worker9'"),
     ],
 )
@@ -403,6 +404,27 @@ def publish_unsendable() -> None:
 
     weft.publish("unsendable", torch.jit.script(Unsendable()))
     weft.publish("color", color)
+
+
+def test_keys_of_two_types_stay_here(pair):
+    error = pair[1].fails(ask, "worker0/given", {"a": 1, 5: 2})
+    assert error.kind == "TypeError"
+    assert "argument 0 holds a dict with keys of two types, str and int" in error.message
+    error = pair[1].fails(ask, "worker0/given", kwargs={3: 1})
+    assert error.kind == "TypeError" and "names of arguments must be strings" in error.message
+
+
+def by_names(names: list[str]) -> str:
+    try:
+        torch.ops.weft.call("worker0", "given", [1, 2], names=names)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def test_names_of_arguments_are_checked_for_python_code_too(pair):
+    assert "an argument is given twice by its name" in pair[1].call(by_names, ["x", "x"])
+    assert "3 names for 2 arguments" in pair[1].call(by_names, ["x", "y", "z"])
 
 
 def test_enums_and_objects_do_not_come_back(pair):
@@ -522,6 +544,10 @@ def test_publishing_checks_what_it_gets():
             weft.publish("x", Encoder(), version=number)
         with pytest.raises(error, match="max_requests must be"):
             weft.Batch(max_requests=number)
+    with pytest.raises(TypeError, match=r"batch must be a weft\.Batch, got 3"):
+        weft.publish("x", torch.jit.script(Echo()), batch=3)
+    with pytest.raises(TypeError, match="methods must be names of methods"):
+        weft.publish("x", Encoder(), methods="forward")
     with pytest.raises(ValueError, match="max_delay must be at most 3600 s"):
         weft.Batch(max_delay=1e300)
     assert weft.published() == []

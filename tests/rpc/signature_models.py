@@ -4,6 +4,7 @@ Without `from __future__ import annotations`: see named_models.py.
 """
 
 import enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,32 @@ class Times(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class ComplexDefault(nn.Module):
+    def forward(self, z: complex = complex(-0.0, float("inf"))) -> complex:
+        return z
+
+
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class ReturnsFuture(nn.Module):
+    def forward(self, x: Tensor) -> torch.jit.Future[Tensor]:
+        return torch.jit.fork(torch.relu, x)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class NamedDefault(nn.Module):
+    def forward(self, x: Tensor, p: Pair = Pair(1, 2)) -> Tensor:  # noqa: B008
+        return x * p.a
 
 
 class Doubled(weft.RemoteModule):

@@ -53,6 +53,22 @@ def test_defaults_of_subclasses_of_numbers_are_numbers(group):
     group[0].call(defaults)
 
 
+def written_defaults() -> None:
+    z = torch.jit.script(remote(models.ComplexDefault))()
+    assert z.imag == math.inf and math.copysign(1, z.real) == -1
+    for scripted in (False, True):
+        there = remote(models.Static) if not scripted else torch.jit.script(remote(models.Static))
+        assert torch.equal(there(X, X), X * 2)
+    waited = torch.jit.script(remote(models.ReturnsFuture, scripted=True))
+    assert torch.equal(waited(X), X)
+    text = text_of(lambda: torch.jit.script(remote(models.NamedDefault)))
+    assert "the default of 'p'" in text and "is a NamedTuple: make it None" in text, text
+
+
+def test_defaults_that_are_hard_to_write_down(group):
+    group[0].call(written_defaults)
+
+
 def use(module):
     return module(X)
 

@@ -59,10 +59,18 @@ class ModuleAtOwner(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Called by .half(), .to(torch.bfloat16), .type(…) of this module or of one that holds it. Tries
         # what the function does to dtypes, and does the same at the owner. The device does not change.
-        kinds = (torch.float32, torch.float64, torch.int64)
-        single, double, integer = (fn(torch.empty(0, dtype=kind)).dtype for kind in kinds)
-        if single == double:  # otherwise the function keeps each dtype
-            self._at_owner(owner.change, "to" if integer == torch.int64 else "type", single)
+        def cast_to(one: torch.dtype, other: torch.dtype) -> torch.dtype | None:
+            """The dtype that the function makes of both; None: it keeps each."""
+            made = [fn(torch.empty(0, dtype=dtype)).dtype for dtype in (one, other)]
+            return made[0] if made[0] == made[1] else None
+
+        casts = (
+            cast_to(torch.float32, torch.float64),
+            cast_to(torch.complex64, torch.complex128),
+            cast_to(torch.int32, torch.int64),
+        )
+        if any(casts):
+            self._at_owner(owner.cast, *casts)
         return self
 
     def _refuse(self, method: str, name: str) -> NoReturn:

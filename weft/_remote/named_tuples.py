@@ -127,12 +127,19 @@ def _rebuild(annotation: Any) -> Rebuild | None:
     """A function that turns plain tuples into this type; None if there is nothing to do."""
     if is_named_tuple(annotation):
         fields = [_rebuild(one) for one in field_types(annotation)]
-        return lambda value: annotation._make(_each(fields, value))
+        return lambda value: annotation._make(_each(fields, _fitting(annotation, value)))
     if annotation is torch.dtype:
         return _dtype
     kind, inner = _kind(annotation)
     parts = [_rebuild(one) for one in inner]
     return _CONTAINERS[kind](parts) if kind and any(parts) else None
+
+
+def _fitting(named: Any, value: Any) -> Any:
+    """``value``, which must be a tuple with the fields' number of values."""
+    if not isinstance(value, tuple) or len(value) != len(named._fields):
+        raise ValueError(f"{value!r} is no {named.__name__}, which has {len(named._fields)} fields")
+    return value
 
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
@@ -181,30 +188,36 @@ def names_in(annotated: Callable[..., Any]) -> str:
 
     Dtypes are among them, as ``["dtype"]``: TorchScript sends them as numbers.
     """
-    part = _part_of_result(annotated)
+    part = part_of_result(annotated)
     return json.dumps(part) if part else ""
 
 
-def holds_dtypes(annotated: Callable[..., Any]) -> bool:
-    """Whether dtypes are in what ``annotated`` returns, in places where the caller gets them back."""
-    return _has_dtype(_part_of_result(annotated))
+#: The part of a place where the caller gets a dtype back.
+DTYPE = ["dtype"]
 
 
-def _part_of_result(annotated: Callable[..., Any]) -> Any:
+def part_of_result(annotated: Callable[..., Any]) -> Any:
+    """What the caller makes again of the result: see :func:`names_in`. None: nothing."""
     try:
         return _part(_hints(annotated).get("return"))
     except (NameError, TypeError):
         return None
 
 
-def _has_dtype(part: Any) -> bool:
-    # The names of a NamedTuple's fields are a tuple: a field may be called dtype.
-    return part == ["dtype"] or (isinstance(part, list) and any(map(_has_dtype, part)))
+def part_of_item(part: Any, index: int) -> Any:
+    """The part of an item, or a dict's value, of the container that ``part`` is of."""
+    while part and part[0] == "optional":
+        part = part[1]
+    if not part or part == DTYPE:
+        return None
+    if part[0] == "tuple":
+        return part[3][index] if index < len(part[3]) else None
+    return part[1]
 
 
 def _part(annotation: Any) -> Any:
     if annotation is torch.dtype:
-        return ["dtype"]
+        return DTYPE
     if is_named_tuple(annotation):
         parts = [_part(one) for one in field_types(annotation)]
         return ["tuple", script_name(annotation), annotation._fields, parts]
@@ -258,6 +271,11 @@ def result_of(annotated: Callable[..., Any]) -> Rebuild:
 def _argument(parameter: inspect.Parameter, hint: Any) -> Rebuild | None:
     """What makes the value that ``bind`` has for a parameter the type that is annotated."""
     made = _rebuild(hint)
+    if hint in (torch.layout, torch.qscheme):
+        raise TypeError(
+            f"parameter '{parameter.name}' cannot be published with the annotation {hint!r}: it would "
+            "arrive as a number; take its name, and look it up: getattr(torch, name)"
+        )
     if made is None:
         if holds_names(hint):
             raise TypeError(

@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from weft._remote.named_tuples import portable, restoring, result_of
 from weft._remote.signature import Signature, signature_of
-from weft.publishing import publish, published
+from weft.publishing import publish, published, unpublish
 
-_CHANGES = ("train", "zero_grad", "requires_grad_", "to", "type")
+_CHANGES = ("train", "zero_grad", "requires_grad_")
 _naming = threading.Lock()
 # The class that a scripted module was made of; it has the annotations.
 _unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
@@ -49,7 +49,10 @@ def create(
         with _naming:  # if two are made at once, one gets the name
             if not replace:
                 _check_new(name)
-            publish(name, _served(module, device))
+            newest = publish(name, _served(module, device))
+            for one in published():  # else they would be kept for as long as the process lives
+                if one.name == name and one.version < newest:
+                    unpublish(name, one.version)
     return module
 
 
@@ -173,6 +176,23 @@ def change(module_rref: RRef, method: str, *args: Any) -> None:
     if method not in _CHANGES:  # a peer that may call this function may not call every method
         raise ValueError(f"not a change of a module: {method!r}")
     getattr(module_rref.local_value(), method)(*args)
+
+
+def cast(
+    module_rref: RRef,
+    floating: torch.dtype | None,
+    complex_: torch.dtype | None,
+    integer: torch.dtype | None,
+) -> None:
+    """Casts the parameters and buffers of each kind; None keeps them. Bools are integers here."""
+
+    def made(tensor: Tensor) -> Tensor:
+        dtype = (
+            floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else integer
+        )
+        return tensor if dtype is None else tensor.to(dtype)
+
+    module_rref.local_value()._apply(made)
 
 
 def describe(module_rref: RRef) -> str:

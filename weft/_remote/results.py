@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from weft import _C
-from weft._remote.named_tuples import holds_dtypes
+from weft._remote.named_tuples import DTYPE, part_of_item, part_of_result
 
 _AS_TENSOR = "return a tensor: torch.frombuffer(value, dtype=torch.uint8)"
 _AS_TEXT = "return its text: str(value)"
@@ -20,20 +20,20 @@ _INSTEAD: dict[type, str] = {
     torch.qscheme: _AS_TEXT,
 }
 
+_REFUSED = (*_INSTEAD, torch.dtype)
+
 
 def checked(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, whose results are refused if the caller would get other values than they are.
 
     A dtype may be in the result where the annotation of ``annotated`` says so: the caller gets it back.
     """
-    refused: tuple[type, ...] = tuple(_INSTEAD)
-    if not holds_dtypes(annotated):
-        refused = (*refused, torch.dtype)
+    part = part_of_result(annotated)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         if type(result) is not torch.Tensor:
-            _check_all(result, refused)
+            _check_all(result, part)
             if isinstance(result, tuple) and len(result) == 3 and _is_mark(result[0]):
                 raise ValueError(
                     f"a tuple that begins with '{_C._NAMES_MARK}' cannot be returned to another "
@@ -48,24 +48,24 @@ def _is_mark(value: Any) -> bool:
     return isinstance(value, str) and value == _C._NAMES_MARK
 
 
-def _check_all(result: Any, refused: tuple[type, ...]) -> None:
+def _check_all(result: Any, part: Any) -> None:
     try:
-        _check(result, refused)
+        _check(result, part)
     except RecursionError:
         return  # it is deeper than what can be sent: the conversion to TorchScript's values says so
 
 
-def _check(value: Any, refused: tuple[type, ...]) -> None:
-    if isinstance(value, refused):
+def _check(value: Any, part: Any) -> None:
+    if isinstance(value, _REFUSED) and not (part == DTYPE and isinstance(value, torch.dtype)):
         texts = (text for kind, text in _INSTEAD.items() if isinstance(value, kind))
         instead = next(texts, "annotate the result with torch.dtype")
         raise TypeError(
             f"a {type(value).__name__} cannot be returned to another worker as it is: {instead}"
         )
     if isinstance(value, (list, tuple)):
-        for item in value:
-            _check(item, refused)
+        for index, item in enumerate(value):
+            _check(item, part_of_item(part, index))
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check(key, refused)
-            _check(item, refused)
+            _check(key, None)
+            _check(item, part_of_item(part, 0))

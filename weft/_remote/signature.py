@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import re
 import types
@@ -149,11 +148,14 @@ def _as_python(text: str) -> str:
 def _default_text(value: Any, name: str, where: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
+    if isinstance(value, complex):
+        parts = (_default_text(part, name, where) for part in (value.real, value.imag))
+        return f"complex({', '.join(parts)})"
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'
     if value is None or isinstance(value, (bool, torch.dtype)):
         return repr(value)
-    for kind in (int, float, complex, str):
+    for kind in (int, float, str):
         if isinstance(value, kind):
             # As the plain type, because the repr of an IntEnum or a NumPy number names its class.
             return kind.__repr__(value)
@@ -186,7 +188,10 @@ def _from_schema(module: torch.jit.ScriptModule) -> Signature:
         for argument in schema.arguments[1:]
     )
     _check_names([name for name, *_ in rows], "forward")
-    result = written.of_schema(schema.returns[0].type)
+    returned = schema.returns[0].type
+    if isinstance(returned, torch.FutureType):  # the caller gets what it holds
+        returned = returned.getElementType()
+    result = written.of_schema(returned)
     return Signature(rows, result, tuple(written.classes.values()))
 
 
@@ -196,7 +201,7 @@ def _from_signature(module: nn.Module) -> Signature:
     hints = typing.get_type_hints(function)
     written = _Types()
     rows = []
-    for parameter in itertools.islice(inspect.signature(function).parameters.values(), 1, None):
+    for parameter in inspect.signature(module.forward).parameters.values():
         name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _Unscriptable(
@@ -205,6 +210,11 @@ def _from_signature(module: nn.Module) -> Signature:
         # As in TorchScript, what has no annotation is a tensor.
         kind = written.text(hints.get(name, torch.Tensor), f"'{name}'", where)
         default = None
+        if is_named_tuple(type(parameter.default)):  # written down, it would be a plain tuple
+            raise _Unscriptable(
+                f"the default of '{name}' of {where} is a NamedTuple: make it None and its type "
+                "Optional, and fill it in inside"
+            )
         if parameter.default is not parameter.empty:
             default = _default_text(parameter.default, name, where)
         rows.append((name, kind, default, parameter.kind is parameter.KEYWORD_ONLY))
