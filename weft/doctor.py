@@ -27,7 +27,7 @@ import torch.distributed.rpc as rpc
 
 import weft
 from weft import _C, _version, env
-from weft._observe import exporter, hangs, held_gil
+from weft._observe import exporter, hangs
 from weft._torch import patches as torch_patches
 
 SELF_TEST_SECONDS = 100  # on a busy machine, importing torch takes long
@@ -113,7 +113,6 @@ def settings() -> Iterator[Finding]:
     reads: tuple[Callable[[], object], ...] = (
         weft.RpcBackendOptions,
         hangs.limit,
-        held_gil.chosen_signal,
         exporter.wanted_address,
         _check_interface,
     )

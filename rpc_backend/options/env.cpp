@@ -38,10 +38,6 @@ constexpr std::array kTable{
     Variable{kMetrics, "",
              "host:port at which a worker serves its figures as Prometheus text, once it has "
              "joined; port 0: any free one, which is logged at info"},
-    Variable{kStacksSignal, "",
-             "number of a signal that no program of the worker handles, for stacks while Python's "
-             "lock is held; it is never sent. Unset: the highest of the last eight that is unused; "
-             "0: no such stacks"},
     Variable{kAsDefault, "0",
              "1: importing Weft makes it the default backend of init_rpc and translates "
              "TensorPipeRpcBackendOptions"},

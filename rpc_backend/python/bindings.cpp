@@ -290,7 +290,6 @@ void bind(py::module_& module) {
   bindMemory(module);
   bindEnvironment(module);
   bindLog(module);
-  bindHeldGil(module);
 }
 
 }  // namespace weft::rpc

@@ -18,8 +18,6 @@ void bindDeadlines(pybind11::module_& module);
 void bindCallRecords(pybind11::module_& module);
 // The log, for Python's logging (log_lines.cpp).
 void bindLog(pybind11::module_& module);
-// Stacks while a thread holds the GIL (held_gil.cpp).
-void bindHeldGil(pybind11::module_& module);
 // Lets waits in C++ end by Ctrl-C (interrupts.cpp).
 void hookInterrupts();
 

@@ -21,61 +21,44 @@ namespace {
 constexpr std::size_t kMaxPayload = std::size_t{4} << 10;
 constexpr std::size_t kMaxBytes = std::size_t{256} << 10;
 constexpr std::size_t kLongestEnd = 64;  // of a payload, where the name is
+constexpr const char* kNone = "the request is malformed: it is not a quick call";
 
 struct Call {
   std::string name;
   std::vector<at::IValue> stack;
 };
 
-struct Kind {
-  const char* prefix;  // of its name
-  const char* none;    // said of what is no such call
-};
-constexpr Kind kQuickCall{kQuick, "the request is malformed: it is not a quick call"};
-constexpr Kind kNativeCall{kNative, "the request is malformed: it is not a native call"};
+// As ScriptCall::fromMessage, which resolves types' names and takes the GIL for it: here are none.
+Call read(const Message& request) {
+  const at::IValue value = torch::jit::unpickle(request.payload().data(), request.payload().size(),
+                                                nullptr, request.tensors());
+  TORCH_CHECK(value.isTuple(), kNone);
+  std::vector<at::IValue> values = value.toTupleRef().elements().vec();
+  // The last two: whether it is an async_execution function, and the name.
+  TORCH_CHECK(values.size() >= 2 && values.back().isString() && values.end()[-2].isBool(), kNone);
+  std::string name = values.back().toStringRef();
+  TORCH_CHECK(name.starts_with(kQuick), kNone);
+  values.resize(values.size() - 2);
+  return {std::move(name), std::move(values)};
+}
 
-bool looksLike(const Kind& kind, const IncomingMessage& request) {
+}  // namespace
+
+bool looksQuick(const IncomingMessage& request) {
   if (static_cast<MessageType>(request.type()) != MessageType::SCRIPT_CALL || request.isLent())
     return false;
   if (request.bytes() > kMaxBytes || request.payloadSize() > kMaxPayload) return false;
   const auto& payload = request.payload();
   const std::string_view text(payload.data(), payload.size());
-  return text.find(kind.prefix, text.size() - std::min(text.size(), kLongestEnd)) != text.npos;
+  return text.find(kQuick, text.size() - std::min(text.size(), kLongestEnd)) != text.npos;
 }
 
-// As ScriptCall::fromMessage, which resolves types' names and takes the GIL for it: here are none.
-Call read(const Kind& kind, const Message& request) {
-  const at::IValue value = torch::jit::unpickle(request.payload().data(), request.payload().size(),
-                                                nullptr, request.tensors());
-  TORCH_CHECK(value.isTuple(), kind.none);
-  std::vector<at::IValue> values = value.toTupleRef().elements().vec();
-  // The last two: whether it is an async_execution function, and the name.
-  TORCH_CHECK(values.size() >= 2 && values.back().isString() && values.end()[-2].isBool(),
-              kind.none);
-  std::string name = values.back().toStringRef();
-  TORCH_CHECK(name.starts_with(kind.prefix), kind.none);
-  values.resize(values.size() - 2);
-  return {std::move(name), std::move(values)};
-}
-
-MessagePtr run(const Kind& kind, const Message& request) {
-  Call call = read(kind, request);
+MessagePtr runQuick(const Message& request) {
+  Call call = read(request);
   const auto result = runScript(call.name, call.stack);
   TORCH_CHECK(result != nullptr, "there is no ", call.name,
               " here; install the same Weft on all workers");
   return torch::distributed::rpc::ScriptResp(result->value()).toMessage();
 }
-
-}  // namespace
-
-bool looksQuick(const IncomingMessage& request) { return looksLike(kQuickCall, request); }
-
-bool looksNative(const IncomingMessage& request) {
-  return looksLike(kNativeCall, request) && request.tensorCount() == 0;
-}
-
-MessagePtr runQuick(const Message& request) { return run(kQuickCall, request); }
-
-MessagePtr runNative(const Message& request) { return run(kNativeCall, request); }
 
 }  // namespace weft::rpc

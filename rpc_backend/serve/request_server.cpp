@@ -71,26 +71,20 @@ bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
       !looksQuick(in) || CallRecorder::get().on() || CallRange::wanted()) {
     return false;
   }
-  serveDirectly(from, rrefs_.lifecycle().now(), in, &runQuick);
-  return true;
-}
-
-void RequestServer::serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, IncomingMessage& in,
-                                  MessagePtr (*run)(const Message&)) {
   const RequestPolicy policy = context_.options.request_policy;
   try {
     const auto type = static_cast<MessageType>(in.type());
     if (const auto why = refusal(policy, type, in.payload(), from)) {
       responder_.refuseByPolicy(from, in.callId(), {}, *why);
-      return;
+    } else {
+      const MessagePtr answer = runQuick(*in.finish(distrustsPeers(policy)));
+      context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
+      responder_.send(from, in.callId(), answer);
     }
-    const MessagePtr answer = run(*in.finish(distrustsPeers(policy)));
-    context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
-    // A new life of the worker did not ask.
-    if (!rrefs_.lifecycle().isOfLostLife(from, seen)) responder_.send(from, in.callId(), answer);
   } catch (const std::exception& error) {
     responder_.fail(from, in.callId(), error.what());
   }
+  return true;
 }
 
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
@@ -98,29 +92,17 @@ void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage>
   Peer& peer = peers_[from];
   const Caller caller{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
                       CallRecorder::get().now()};
-  // Before start() a native call waits for a worker, as others do.
-  const bool native = context_.serves.load(std::memory_order_acquire) && looksNative(*in);
   try {
     auto call = std::make_shared<InflightRequest>(caller, peer.held, std::move(in));
     peer.requests.add(caller.id, call);
-    const auto serves = native ? &RequestServer::serveNative : &RequestServer::serve;
-    WorkerPool& threads = native ? context_.completers : context_.workers;
-    threads.run([this, serves, alive = context_.keepAlive(), call = std::move(call)] {
-      if (const auto message = call->take()) (this->*serves)(call->caller(), *message, call);
+    context_.workers.run([this, alive = context_.keepAlive(), call = std::move(call)] {
+      if (const auto message = call->take()) serve(call->caller(), *message, call);
     });
   } catch (const std::exception& error) {
     // There is no memory or no thread for the task.
     responder_.fail(
         caller.from, caller.id,
         transport::resourceExhausted(context_.me() + " cannot run the request: " + error.what()));
-  }
-}
-
-void RequestServer::serveNative(const Caller& caller, IncomingMessage& in, const Request& request) {
-  if (request->isCancelled()) {
-    responder_.drop(caller.from, in.payload());
-  } else {
-    serveDirectly(caller.from, caller.seen, in, &runNative);
   }
 }
 

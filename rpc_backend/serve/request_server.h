@@ -2,7 +2,7 @@
 // of them run. RequestRunner runs them, Responder answers them.
 //
 // Threads: the on...() members, admits() and hold() run on the loop thread, which reads no payload
-// of a request. Requests run on workers, except quick and native calls (quick_call.h).
+// of a request. Requests run on workers, except quick calls (quick_call.h).
 // Failure: a request does not run if its caller gave up, or its deadline passed, before it begins.
 #pragma once
 
@@ -65,14 +65,9 @@ class RequestServer {
   void serve(const Caller& caller, IncomingMessage& in, const Request& request);
   // Runs what is neither refused nor dropped. The request counts until it is answered.
   void runRequest(Caller caller, IncomingMessage& in, const Request& request);
-  // On a completer.
-  void serveNative(const Caller& caller, IncomingMessage& in, const Request& request);
   // Loop thread: serves a quick call at once. False: it is another call, tools want to see it, or
   // it comes before start().
   bool serveIfQuick(worker_id_t from, IncomingMessage& in);
-  // Answers a quick or native call that came at `seen`, with what `run` returns.
-  void serveDirectly(worker_id_t from, RRefLifecycle::Seen seen, IncomingMessage& in,
-                     MessagePtr (*run)(const Message&));
   void serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request now if it has not begun, because its turn may be far off.
   void dropWaiting(const std::shared_ptr<CallContext>& context);

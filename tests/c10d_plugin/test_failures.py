@@ -558,7 +558,7 @@ def test_threads_come_with_the_group_and_go_with_it():
             assert any(name.startswith("weft") for name in during)
             workers.all(leave)
         after = workers[0].call(threads)
-        assert [name for name in after if name.startswith("weft")] == ["weft-gil"]  # the process's
+        assert not [name for name in after if name.startswith("weft")], after
         assert len(after) <= before + 2, after
 
 

@@ -170,14 +170,24 @@ def hold_the_gil(pipe: str) -> None:
     os.close(ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY))
 
 
-def test_a_rank_that_holds_the_gil_says_where(tmp_path):
+@pytest.mark.parametrize("policy", ["script", "any"])
+def test_of_a_rank_that_holds_the_gil_a_report_says_how_to_look(policy, tmp_path):
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
-    with Ranks(1, {"WEFT_HANG_REPORT": "0.4"}) as ranks:
-        ranks[0].start(hold_the_gil, pipe)
-        ranks[0].wait_for_output("a thread has held Python's lock for 0.4 s")
-        ranks[0].wait_for_output("in hold_the_gil")
+    with Ranks(2, {"WEFT_HANG_REPORT": "0.4"}) as ranks:
+        for rank, worker in enumerate(ranks):
+            worker.start(join_rpc, rank, ranks.meeting, policy)
+        for worker in ranks:
+            worker.result()
+        ranks[1].call(text)  # so that this module has been imported there
+        ranks[1].start(hold_the_gil, pipe)
+        ranks[0].start(come)
+        who = "worker1" if policy == "any" else "rank 1"
+        said = ranks[0].wait_for_output(f"; {who}: does not answer within ")
+        assert "native code holds Python's lock there; look with py-spy dump --pid PID on" in said
         os.close(os.open(pipe, os.O_WRONLY))
+        ranks[1].result()
+        ranks[1].call(come)
         ranks[0].result()
 
 

@@ -130,7 +130,6 @@ def test_unknown_variables(monkeypatch):
         ("WEFT_PEER_TIMEOUT", "0.1", "must be at least twice heartbeat_interval"),
         ("WEFT_METRICS", "abc", "must be host:port"),
         ("WEFT_HANG_REPORT", "x", "must be a number of seconds"),
-        ("WEFT_STACKS_SIGNAL", "9", "must be the number of a signal, or 0"),
         ("WEFT_REQUEST_POLICY", "scripts", "WEFT_REQUEST_POLICY must be one of"),
         ("WEFT_SOCKET_IFNAME", "nosuch9", "is not an interface or address of this host"),
         ("WEFT_SOCKET_IFNAME", "192.0.2.1", "is not an interface or address of this host"),

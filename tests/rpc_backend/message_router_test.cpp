@@ -477,14 +477,13 @@ class QuickService final : public ScriptService {
     return *service;
   }
   c10::intrusive_ptr<Future> run(const std::string& name, std::vector<at::IValue>& stack) override {
-    if (name != kEcho && name != kNativeEcho) return nullptr;
+    if (name != kEcho) return nullptr;
     ++runs;
     auto done = c10::make_intrusive<Future>(c10::AnyType::get());
     done->markCompleted(stack.at(0));
     return done;
   }
   static constexpr const char* kEcho = "__weft__.quick.echo";
-  static constexpr const char* kNativeEcho = "__weft__.native.echo";
   std::atomic<int> runs = 0;
 };
 
@@ -538,35 +537,6 @@ TEST(RequestServer, WhatOnlyLooksLikeAQuickCallDoesNotRun) {
   const std::string answer = world.recorder.messages()[0].header;
   EXPECT_NE(answer.find("it is not a quick call"), std::string::npos) << answer;
   EXPECT_EQ(QuickService::get().runs, before);
-}
-
-TEST(RequestServer, ANativeCallNeedsNoWorker) {
-  World world;
-  world.context.serves = true;
-  askScript(world, scriptedCall(QuickService::kNativeEcho, {at::IValue("the echo of it")}));
-  ASSERT_TRUE(world.recorder.waitForMessages(1));
-  EXPECT_NE(world.recorder.messages()[0].header.find("the echo of it"), std::string::npos);
-}
-
-// A completer runs neither user code, nor what is to run on the loop.
-TEST(RequestServer, WhatOnlyLooksLikeANativeCallDoesNotRun) {
-  World world;
-  world.context.serves = true;
-  const int before = QuickService::get().runs;
-  askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kNativeEcho);
-  ASSERT_TRUE(world.recorder.waitForMessages(1));
-  const std::string answer = world.recorder.messages()[0].header;
-  EXPECT_NE(answer.find("it is not a native call"), std::string::npos) << answer;
-  EXPECT_EQ(QuickService::get().runs, before);
-}
-
-TEST(RequestServer, ANativeCallWaitsUntilTheAgentServes) {
-  constexpr std::uint64_t kLimit = 100'000;
-  World world(kLimit);
-  const int before = QuickService::get().runs;
-  askScript(world, scriptedCall(QuickService::kNativeEcho, {at::IValue("the echo of it")}));
-  EXPECT_EQ(QuickService::get().runs, before);
-  EXPECT_FALSE(world.server.admits(1, {}, kLimit - 1024));  // it waits for a worker
 }
 
 }  // namespace

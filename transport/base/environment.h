@@ -22,7 +22,6 @@ inline constexpr const char* kSocketIfname = "WEFT_SOCKET_IFNAME";
 inline constexpr const char* kLogLevel = "WEFT_LOG_LEVEL";
 inline constexpr const char* kHangReport = "WEFT_HANG_REPORT";
 inline constexpr const char* kMetrics = "WEFT_METRICS";
-inline constexpr const char* kStacksSignal = "WEFT_STACKS_SIGNAL";
 inline constexpr const char* kAsDefault = "WEFT_AS_DEFAULT";
 inline constexpr const char* kAsProcessGroup = "WEFT_AS_PROCESS_GROUP";
 inline constexpr const char* kRequestPolicy = "WEFT_REQUEST_POLICY";

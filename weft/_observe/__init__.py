@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft._observe import exporter, flight, hangs, held_gil, logs
+from weft._observe import exporter, flight, hangs, logs
 
 
 def start() -> None:
@@ -11,11 +11,3 @@ def start() -> None:
     flight.start()
     hangs.start()
     exporter.start()
-    held_gil.start(hangs.limit())
-
-
-def serve_peers(policy: str) -> None:
-    """Called before this process joins an RPC group; peers see stacks where they may ask Python."""
-    held_gil.answer_peers(
-        policy == "any" or (policy == "registered" and exporter.address() is not None)
-    )

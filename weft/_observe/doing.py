@@ -12,7 +12,7 @@ import torch
 from weft._observe.waits import who_waits
 from weft._torch.patches.failures import run_function
 
-LIBRARIES = (
+_LIBRARIES = (
     f"{Path(__file__).parents[1]}/",
     *(f"{Path(one.__file__ or '').parent}/" for one in (torch, threading)),
 )
@@ -36,7 +36,7 @@ def doing() -> str:
 def _place(frame: FrameType) -> str:
     """The innermost line that is not a library's; else the innermost."""
     inner: FrameType | None = frame
-    while inner is not None and inner.f_code.co_filename.startswith(LIBRARIES):
+    while inner is not None and inner.f_code.co_filename.startswith(_LIBRARIES):
         inner = inner.f_back
     found = inner or frame
     code = found.f_code

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import cast
 
 from weft import _C
-from weft._observe.group import all_stacks, ask_all
+from weft._observe.group import ask_all
 from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
 from weft._observe.state import stacks, state
@@ -83,7 +83,7 @@ def wanted_address() -> tuple[str, int] | None:
 _PAGES = {
     "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics_text),
     "/group": ("application/json", lambda: json.dumps(ask_all(state))),
-    "/stacks": ("application/json", lambda: json.dumps(all_stacks())),
+    "/stacks": ("application/json", lambda: json.dumps(ask_all(stacks))),
 }
 
 

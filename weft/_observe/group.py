@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed.rpc as rpc
 
-from weft._observe import held_gil, state
+from weft._observe import state
 from weft._observe.answers import checked
 from weft._observe.metrics import Metrics
 from weft._observe.state import State
@@ -16,7 +16,6 @@ from weft._torch import current
 from weft._torch.printable import printable
 
 _PATIENCE = 1.0  # seconds for a worker to answer
-SILENT = f"does not answer within {_PATIENCE:g} s"
 Answer = TypeVar("Answer")
 # By question, what a worker answers besides its name and rank, which the group knows.
 _SHAPES: dict[Callable[[], State], dict[str, Any]] = {
@@ -35,22 +34,10 @@ def stacks() -> dict[str, str]:
             print(name, text, sep="\\n")
 
     Outside of a group: those of this process. Any thread may ask. A worker that does not answer
-    within a second has the reason in place of its stacks; if the reason is that a thread holds the
-    GIL there, the stacks come all the same, as faulthandler writes them. Under the request policy
-    ``registered`` those with ``WEFT_METRICS`` answer, under ``script`` none.
+    within a second has the reason in place of its stacks, or how to look for it. Under the request
+    policy ``registered`` those with ``WEFT_METRICS`` answer, under ``script`` none.
     """
-    return {one["name"]: one["error"] or one["stacks"] for one in all_stacks()}
-
-
-def all_stacks() -> list[State]:
-    """By rank; also of those in which a thread holds the GIL."""
-    answers = ask_all(state.stacks)
-    silent = [one for one in answers if one["error"] == SILENT]
-    waits = [(one, held_gil.ask(one["name"])) for one in silent]
-    for one, wait in waits:
-        if text := wait():
-            one.update(error="", stacks=printable(text))
-    return answers
+    return {one["name"]: one["error"] or one["stacks"] for one in ask_all(state.stacks)}
 
 
 def ask_all(question: Callable[[], State]) -> list[State]:
@@ -86,7 +73,15 @@ def ask(
 def why_silent(error: Exception) -> str:
     """In a line, for a worker that was given a second."""
     text = str(error).partition("\n")[0]
-    return SILENT if text.startswith(_TIMED_OUT) else text
+    return silent(_PATIENCE) if text.startswith(_TIMED_OUT) else text
+
+
+def silent(seconds: float) -> str:
+    """What is said of a worker or rank that gave no answer for so long."""
+    return (
+        f"does not answer within {seconds:g} s: it is stopped, or native code holds Python's lock "
+        "there; look with py-spy dump --pid PID on its host"
+    )
 
 
 def _answer(info: rpc.WorkerInfo, wait: Callable[[], State], shape: dict[str, Any]) -> State:

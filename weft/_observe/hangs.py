@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable
 
 from weft import _C
-from weft._observe import held_gil
 from weft._observe.answers import checked
 from weft._observe.doing import doing
-from weft._observe.group import SILENT, ask, why_silent
+from weft._observe.group import ask, silent, why_silent
 from weft._observe.questions import Questions
 from weft._observe.waits import Waiting, who_waits
 from weft._torch import current
@@ -98,8 +97,8 @@ class _Watcher(threading.Thread):
             return ""
         patience = self._limit / 4 + _PATIENCE
         said = self._questions.ask(list(ranks.values()), patience, self._limit / 40)
-        silent = f"does not answer within {patience:g} s"
-        return "".join(f"; rank {rank}: {said.get(each, silent)}" for rank, each in ranks.items())
+        none = silent(patience)
+        return "".join(f"; rank {rank}: {said.get(each, none)}" for rank, each in ranks.items())
 
 
 def _asks_by_rpc() -> bool:
@@ -125,12 +124,8 @@ def _answers(one: Waiting) -> str:
         for info in agent.get_worker_infos()
         if (info.name == one.whom if one.kind == "call" else info.id in awaited)
     ]
-    waits = {info.name: ask(info.name, doing) for info in workers[:_MOST_ASKED]}
-    said = {name: _text(wait) for name, wait in waits.items()}
-    silent = [name for name, text in said.items() if text == SILENT]
-    places = {name: held_gil.ask_place(name) for name in silent}
-    said.update((name, place() or SILENT) for name, place in places.items())
-    return "".join(f"; {name}: {text}" for name, text in said.items())
+    said = [(info.name, ask(info.name, doing)) for info in workers[:_MOST_ASKED]]
+    return "".join(f"; {name}: {_text(wait)}" for name, wait in said)
 
 
 def _text(wait: Callable[[], str]) -> str:

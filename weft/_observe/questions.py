@@ -1,4 +1,4 @@
-"""What ranks ask each other through the Store of their process group: what they do."""
+"""Ranks ask each other, through the Store of their process group, what they do; for reports of hangs."""
 
 from __future__ import annotations
 

@@ -52,7 +52,6 @@ def make_agent(
         store.set_timeout(timedelta(seconds=DEFAULT_RPC_TIMEOUT_SEC))
     set_policy(options.request_policy)
     _observe.start()
-    _observe.serve_peers(options.request_policy)
     agent = _C.WeftAgent(
         store, name, rank, world_size or None, torch.cuda.device_count(), options, make
     )

@@ -25,9 +25,8 @@
 
 namespace weft::rpc {
 
-// How the names of quick and native calls begin (quick_call.h).
+// How the names of quick calls begin (quick_call.h).
 inline constexpr const char* kQuick = "__weft__.quick.";
-inline constexpr const char* kNative = "__weft__.native.";
 
 class ScriptService {
  public:
@@ -36,8 +35,8 @@ class ScriptService {
 
   // Runs what is known under `name`, or returns null for a name that torch should look up. The
   // future's element type is the declared type of the result. Worker thread, for a quick call
-  // (quick_call.h) also the loop thread, for a native one a completer; no GIL held. Throws
-  // std::exception, whose text the caller gets.
+  // (quick_call.h) also the loop thread; no GIL held. Throws std::exception, whose text the caller
+  // gets.
   virtual c10::intrusive_ptr<Future> run(const std::string& name,
                                          std::vector<at::IValue>& stack) = 0;
 
