@@ -26,7 +26,6 @@ from registered_pickles import (
     Frozen,
     Names,
     Octets,
-    OwnDecodeError,
     OwnError,
     Pair,
     Point,
@@ -38,7 +37,6 @@ from registered_pickles import (
     Wide,
     call,
     check_untouched,
-    failure,
     named,
     note,
     number,
@@ -88,8 +86,8 @@ def travel() -> None:
 
     names, table = Names([1, 2]), Table(a=1)
     names.about = table.about = "attribute"
-    error = OwnError("text", 5)
-    error.detail = {"a": 1}
+    own_error = OwnError("text", 5)
+    own_error.detail = {"a": 1}
     ordered = collections.OrderedDict(b=1, a=2)
     ordered.about = "attribute"
     values = [
@@ -144,24 +142,10 @@ def travel() -> None:
         back = rpc.rpc_sync("worker1", same, args=(value,), timeout=20)
         assert type(back) is type(value) and back == value, (value, back)
         assert getattr(back, "about", None) == getattr(value, "about", None)
-    back = rpc.rpc_sync("worker1", same, args=(error,), timeout=20)
-    assert type(back) is OwnError and back.args == error.args and back.detail == error.detail
-    back = rpc.rpc_sync("worker1", same, args=(KeyError("key"),), timeout=20)
-    assert type(back) is KeyError and back.args == ("key",)
-    for error in (
-        UnicodeDecodeError("utf-8", b"abc", 1, 2, "x"),
-        UnicodeEncodeError("ascii", "abc", 3, 3, "x"),
-        OwnDecodeError("utf-8", b"", 0, 0, "x"),
-        SyntaxError("text"),
-        ImportError("text", name="a", path="b"),
-        AttributeError("text", name="a", obj=5),
-        OSError(2, "text", "file"),
-        StopIteration(5),
-    ):
-        error.about, error.__notes__ = "attribute", ["note"]
+    for error in (own_error, OSError(9999, "text", "file")):
+        error.__notes__ = ["note"]
         back = rpc.rpc_sync("worker1", same, args=(error,), timeout=20)
         assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
-        assert getattr(back, "path", None) == getattr(error, "path", None)
     ring: list = []
     ring.append((ring,))
     back = rpc.rpc_sync("worker1", same, args=(ring,), timeout=20)
@@ -182,10 +166,9 @@ def travel() -> None:
     "pickled",
     [
         named("\x1b[2J\n[W1128 forged]"),
-        failure("ValueError") + state(**{"\x1b[2J\n[W1128 forged]": ONE}) + BUILD + ONE + b"b",
         ONE + state(a=named("note", "\x1b[2J\n[W1128 forged]")),
     ],
-    ids=["name", "attribute", "module"],
+    ids=["name", "module"],
 )
 def test_what_is_refused_is_printable(group, pickled):
     """torch logs the error."""

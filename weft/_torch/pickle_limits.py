@@ -1,8 +1,8 @@
-"""What a pickle may cost under the request policy ``registered``: depth, hashing, copies and texts."""
+"""What a pickle may cost under the request policy ``registered``: depth, hashing and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from weft._torch.pickle_rules import SIZED
@@ -17,8 +17,7 @@ _MAX_FREED_DEPTH = 100
 # compared in exponential time.
 _MAX_KEY_TUPLES = 1000
 # What calls and states may copy, in items or bytes, for each byte of the pickle. Without this a pickle
-# that names the same value again and again would take time in the square of its size. The texts of its
-# exceptions may show as many items, letters or bytes: they show a value wherever it is.
+# that names the same value again and again would take time in the square of its size.
 _MAX_COPIES = 4
 _FREE_COPIES = 1 << 16
 
@@ -36,8 +35,7 @@ class PickleLimits:
         # By id, with the value itself, so that no other value takes its id: the depth of what is hashed
         # or freed by recursion, and the number of such values in it.
         self._nested: dict[int, tuple[Any, int, int]] = {}
-        self._copies_left = self._shown_left = _FREE_COPIES + _MAX_COPIES * size
-        self._shown: dict[int, tuple[BaseException, list[Any]]] = {}  # by id, as above
+        self._copies_left = _FREE_COPIES + _MAX_COPIES * size
 
     def check_depth(self, value: Any, parts: Iterable[Any]) -> None:
         """Notes that ``value`` holds ``parts``; raises if it is nested too deeply."""
@@ -67,39 +65,3 @@ class PickleLimits:
         self._copies_left -= sum(len(value) for value in values if isinstance(value, SIZED))
         if self._copies_left < 0:
             raise refused("and its values are copied too often")
-
-    def note_shown(self, error: BaseException, parts: Iterable[Any]) -> None:
-        """Notes that the text of an exception, or its notes, may show ``parts``."""
-        self._shown.setdefault(id(error), (error, []))[1].extend(parts)
-
-    def check_shown(self) -> None:
-        """Raises if the texts of the exceptions show too much, once no container grows any more."""
-        waiting = [part for _, parts in self._shown.values() for part in parts]
-        while waiting:
-            value = waiting.pop()
-            known = self._shown.get(id(value))
-            letters, parts = _shown_by(value) if known is None else (0, known[1])
-            waiting += parts
-            self._shown_left -= letters + len(parts)
-            if self._shown_left < 0:
-                raise refused("and its exceptions would show their values too often")
-
-
-def _shown_by(value: Any) -> tuple[int, Sequence[Any]]:
-    """Letters, bytes or digits of a value, and what else is in its repr. No code of the value runs."""
-    if isinstance(value, int):
-        return int.bit_length(value) // 3, ()
-    if kind := _kind_of(value, (str, bytes, bytearray)):
-        return kind.__len__(value), ()
-    if isinstance(value, dict):
-        return 0, (*dict.keys(value), *dict.values(value))
-    if isinstance(value, (slice, range)):
-        return 0, (value.start, value.stop, value.step)
-    if kind := _kind_of(value, (tuple, list, set, frozenset)):
-        return 0, (*kind.__iter__(value),)
-    return 0, ()
-
-
-def _kind_of(value: Any, kinds: tuple[type, ...]) -> Any:
-    """The one of these classes that the value is of, which may have replaced its methods; or None."""
-    return next((kind for kind in kinds if isinstance(value, kind)), None)

@@ -10,8 +10,9 @@ import collections
 import enum
 import functools
 import operator
+import pickle
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,17 +28,14 @@ _MAX_MEMBERS = 1 << 12  # of a class of flags, with the combinations of them tha
 
 SIZED = (tuple, list, dict, set, frozenset, bytes, bytearray)
 
-# CPython's C code, and its module traceback, believe what an exception says of itself. These have a start
-# and an end within a text.
-_WITH_A_RANGE = (
-    (UnicodeDecodeError, bytes),
-    (UnicodeEncodeError, str),
-    (UnicodeTranslateError, str),
+# CPython believes what these say of themselves when it shows them: it reads the start of a text wherever
+# that is, prints as many marks, imports a module, shows each of a group. Python 3.10 has no groups.
+_BELIEVED: Any = (
+    UnicodeError,
+    SyntaxError,
+    ImportError,
+    getattr(builtins, "BaseExceptionGroup", ()),
 )
-# Formatted and freed with what they hold, as often as it is there. Python 3.10 has none.
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
-# The attributes of Python's exceptions that CPython itself writes into a pickle's state.
-_STATE = {"args": (tuple,), "name": (str, type(None)), "path": (str, type(None))}
 
 _PICKLER = internal._InternalRPCPickler
 # The methods that torch's pickles reach with getattr through their class. They are kept, so that each
@@ -107,7 +105,7 @@ def _is_empty(*args: Any) -> bool:
     return not args
 
 
-# What a pickle may call besides registered classes and exceptions, and the check of the arguments.
+# What a pickle may call besides registered classes, and the check of the arguments.
 _CALLS: dict[int, Callable[..., bool]] = {
     id(_RECEIVERS["_tensor_receiver"]): _is_tensor_index,
     id(_RECEIVERS["_py_rref_receiver"]): _is_rref,
@@ -130,7 +128,9 @@ _MAKERS: tuple[tuple[type | tuple[type, ...], Callable[..., bool]], ...] = (
 
 
 def check_maker(cls: type, args: tuple[Any, ...]) -> None:
-    """Raises if a registered class would make a large value from small arguments."""
+    """Raises if a registered class would make a large value from small arguments, or an unsound one."""
+    if issubclass(cls, _BELIEVED):
+        raise refused(f"and a pickle may not make a {name_of(cls)}: Python believes what it says")
     if isinstance(cls.__new__, types.BuiltinFunctionType):
         check = next((check for bases, check in _MAKERS if issubclass(cls, bases)), None)
         if check is not None and not check(*args):
@@ -158,6 +158,13 @@ def _is_combination(cls: type[enum.Flag], value: Any) -> bool:
     return type(value) is int and not value & ~bits
 
 
+def not_registered(cls: Any) -> pickle.UnpicklingError:
+    """The error of a pickle that makes an object of this class."""
+    return refused(
+        f"and a pickle may not make a {name_of(cls)}: the class was not given to weft.register_function"
+    )
+
+
 def check_call(function: Any, args: Any) -> None:
     """Raises unless a pickle may call this function with these arguments while it is read."""
     if type(args) is not tuple:
@@ -165,44 +172,12 @@ def check_call(function: Any, args: Any) -> None:
     if isinstance(function, type) and is_registered(function):
         return
     check = _CALLS.get(id(function))
-    if check is None and isinstance(function, type) and issubclass(function, Exception):
-        check = _is_small
+    if check is None and isinstance(function, type):
+        raise not_registered(function)
     if check is None or not check(*args):
         raise refused(
             f"and a pickle may call only registered classes, not {name_of(function)} with these arguments"
         )
-
-
-def check_exception(made: BaseException) -> None:
-    """Raises unless CPython can format this exception safely, which a call has just made."""
-    for kind, of in _WITH_A_RANGE:
-        if isinstance(made, kind):
-            text, start, end = (
-                vars(kind)[name].__get__(made) for name in ("object", "start", "end")
-            )
-            # str() reads the text at the start, wherever that is.
-            sound = type(text) is of and 0 <= start <= end <= len(text)
-            break
-    else:
-        # A SyntaxError marks its place with as many characters as it says.
-        placed = (
-            isinstance(made, SyntaxError) and len(vars(BaseException)["args"].__get__(made)) > 1
-        )
-        sound = not placed and not isinstance(made, _GROUP)
-    if not sound:
-        name = type(made).__qualname__
-        raise refused(f"and a pickle may not make a {name} of these arguments")
-
-
-def check_exception_state(made: BaseException, items: Iterable[tuple[Any, Any]]) -> None:
-    """Raises if a state would set what CPython's own code believes, or a cause."""
-    kinds = [kind for kind in type(made).__mro__ if vars(builtins).get(kind.__name__) is kind]
-    for name, value in items:
-        if type(name) is not str or (
-            any(name in vars(kind) for kind in kinds) and type(value) not in _STATE.get(name, ())
-        ):
-            named = name if type(name) is str else name_of(name)
-            raise refused(f"and a pickle may not set {named} of a {type(made).__qualname__}")
 
 
 def is_fresh(made: Any, cls: Any) -> bool:

@@ -26,13 +26,11 @@ from weft._torch.pickle_limits import PickleLimits
 from weft._torch.pickle_rules import (
     SIZED,
     check_call,
-    check_exception,
-    check_exception_state,
     check_maker,
     check_member,
     check_request,
     is_fresh,
-    name_of,
+    not_registered,
     restricted_getattr,
 )
 from weft._torch.request_policy import is_registered, refused, resolve
@@ -82,7 +80,6 @@ class RestrictedUnpickler(pickle._Unpickler):
         """The value that the pickle makes."""
         try:
             value = super().load()
-            self._limits.check_shown()
             check_request(value)
         except Exception as error:
             # torch would keep the tensors of a message that failed until this thread reads another one.
@@ -103,16 +100,8 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _push(self, value: Any, parts: Iterable[Any]) -> None:
         """Pushes a value that holds ``parts``."""
-        self._check_depth(value, parts)
-        self.append(value)
-
-    def _check_depth(self, value: Any, parts: Iterable[Any]) -> None:
-        parts = list(parts)
-        for part in parts:
-            # An exception may not grow any more: its depth is counted now.
-            if isinstance(part, BaseException):
-                self._fresh.pop(id(part), None)
         self._limits.check_depth(value, parts)
+        self.append(value)
 
     def load_tuple(self) -> None:
         items = self.pop_mark()
@@ -148,7 +137,7 @@ class RestrictedUnpickler(pickle._Unpickler):
         args, cls = self.stack.pop(), self.stack.pop()
         named = cls is internal.PythonUDF or cls is internal.RemoteException
         if not (named or (isinstance(cls, type) and is_registered(cls))):
-            raise refused(f"and a pickle may not make {name_of(cls)}: it is not registered")
+            raise not_registered(cls)
         if type(args) is not tuple or type(kwargs) is not dict:
             raise refused("and arguments must be a tuple and a dict")
         parts = (*args, *kwargs.values())
@@ -174,9 +163,6 @@ class RestrictedUnpickler(pickle._Unpickler):
 
     def _push_made(self, value: Any, maker: Any, parts: tuple[Any, ...]) -> None:
         """Pushes what a call of ``maker`` with ``parts`` has returned."""
-        if isinstance(value, BaseException):
-            check_exception(value)
-            self._limits.note_shown(value, parts)
         if is_fresh(value, maker):
             self._fresh[id(value)] = value
         elif type(value) in (list, dict, set):
@@ -200,13 +186,13 @@ class RestrictedUnpickler(pickle._Unpickler):
             if isinstance(one, dict):  # an OrderedDict, or of a registered class, as well
                 if any(dict.__contains__(one, name) for name in ("__class__", "__dict__")):
                     raise refused("and a state may not replace the class or all attributes")
-                if isinstance(made, BaseException):
-                    check_exception_state(made, dict.items(one))
+                if isinstance(made, BaseException) and type(dict.get(one, "args", ())) is not tuple:
+                    raise refused(
+                        "and an exception's arguments must be a tuple"
+                    )  # it reads a range
                 parts += dict.values(one)
         self._limits.count_copies(states)
-        self._check_depth(made, parts)
-        if isinstance(made, BaseException):
-            self._limits.note_shown(made, parts[1 + len(states) :])  # the attributes
+        self._limits.check_depth(made, parts)
         super().load_build()
 
     def _check_container(self, value: Any, exact: type, kind: Any) -> None:
