@@ -9,15 +9,14 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
-from weft import _C
 from weft._observe.group import ask_all
 from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
 from weft._observe.state import stacks, state
+from weft._torch.log import inform, warn
 from weft._torch.request_policy import register_function
 from weft._torch.threads import started
 
-_INFO, _WARNING = 1, 2
 _mutex = threading.Lock()
 _server: tuple[int, BoundedServer] | None = None  # with the process that serves
 
@@ -41,7 +40,7 @@ def start() -> None:
         try:
             server = BoundedServer(wanted, _Handler)
         except OSError as error:
-            _C._log(_WARNING, f"no metrics are served at {text} (WEFT_METRICS): {error}")
+            warn(f"no metrics are served at {text} (WEFT_METRICS): {error}")
             return
         _server = os.getpid(), server
     register_function(state)
@@ -51,10 +50,9 @@ def start() -> None:
         server.server_close()
         return
     own, port = server.server_address[:2]
-    _C._log(_INFO, f"metrics are served at http://{host}:{port}/metrics")
+    inform(f"metrics are served at http://{host}:{port}/metrics")
     if not ipaddress.ip_address(str(own).partition("%")[0]).is_loopback:
-        _C._log(
-            _WARNING,
+        warn(
             f"whoever reaches {text} (WEFT_METRICS) reads this group's metrics and the stacks of "
             "its threads: there is no password. Let only the monitoring reach it, or serve at "
             f"127.0.0.1:{port}",

@@ -20,9 +20,9 @@ from weft._observe import state, steps
 from weft._observe.messages import with_messages_in_pairs
 from weft._observe.waits import who_waits
 from weft._torch import current
+from weft._torch.log import inform, warn
 from weft._torch.threads import started
 
-_INFO, _WARNING = 1, 2
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _STACKS = "TORCH_INCLUDE_STACK_TRACE"
@@ -179,9 +179,9 @@ class _Dumper(threading.Thread):
     def _dump(self, why: str) -> None:
         try:
             path = dump_flight_record()
-            _C._log(_INFO, f"the flight record is in {path}: {why}")
+            inform(f"the flight record is in {path}: {why}")
         except Exception as error:
-            _C._log(_WARNING, f"the flight record is not written: {error}")
+            warn(f"the flight record is not written: {error}")
 
     def _count(self, more: int) -> int:
         """How many dumps were begun in the group, with these; as known where no Store answers."""

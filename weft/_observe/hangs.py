@@ -7,17 +7,16 @@ import os
 import threading
 from collections.abc import Callable
 
-from weft import _C
 from weft._observe.answers import checked
 from weft._observe.doing import doing
 from weft._observe.group import ask, silent, why_silent
 from weft._observe.questions import Questions
 from weft._observe.waits import Waiting, who_waits
 from weft._torch import current
+from weft._torch.log import warn
 from weft._torch.request_policy import register_function
 from weft._torch.threads import started
 
-_WARNING = 2
 _DEFAULT = "60"
 _MOST_ASKED = 4
 _PATIENCE = 1.0  # seconds for a rank that has seen that it was asked
@@ -66,7 +65,7 @@ class _Watcher(threading.Thread):
             fresh = [one for one in late if self._key(one) not in self._told]
             self._told = {self._key(one) for one in late}
             for line in self._lines(fresh):
-                _C._log(_WARNING, line)
+                warn(line)
 
     def stop(self) -> None:
         self._ended.set()

@@ -9,9 +9,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from weft import _C
+from weft._torch.log import warn
 
-_WARNING = 2
 PATIENCE = 5.0  # seconds for a request to come, and for its answer to be taken
 MOST = 16  # connections at once
 
@@ -72,7 +71,7 @@ class BoundedServer(ThreadingHTTPServer):
         """Says what failed here; one who hangs up or does not read is no failure."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
-            _C._log(_WARNING, f"a request for metrics failed (WEFT_METRICS): {error!r}")
+            warn(f"a request for metrics failed (WEFT_METRICS): {error!r}")
 
     # With the mutex, so that it is still open: its thread hears the end, and closes it.
     def _hang_up(self, request) -> None:

@@ -15,12 +15,12 @@ import torch
 
 from weft import _C
 from weft._torch import current
+from weft._torch.log import inform
 from weft._torch.threads import started
 from weft._version import __version__
 
 logger = logging.getLogger("weft")
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)  # C++'s, in this order
-_INFO = 1
 _mutex = threading.Lock()
 _connected: int | None = None  # the process that has the thread: a forked child has not
 
@@ -59,13 +59,12 @@ def _stop(thread: threading.Thread) -> None:
 def announce(name: str, rank: int, world_size: int | None, key_file: str) -> None:
     """Says what this worker runs, once it has joined."""
     workers = f"of {world_size}" if world_size else "of a dynamic group"
-    _C._log(_INFO, f"worker '{name}' (rank {rank}) {workers} has joined: {_runs(key_file)}")
+    inform(f"worker '{name}' (rank {rank}) {workers} has joined: {_runs(key_file)}")
 
 
 def announce_group(name: str, rank: int, size: int, path: str) -> None:
     """Says what a process group runs, once its ranks have met."""
-    _C._log(
-        _INFO,
+    inform(
         f"{current.group_text(name)}: rank {rank} of {size} has joined, collectives by {path}: "
         f"{_runs(os.environ.get('WEFT_AUTH_KEY_FILE', ''))}",
     )

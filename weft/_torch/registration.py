@@ -18,12 +18,12 @@ from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 from weft import _C, _native, _observe
 from weft._observe import logs
 from weft._torch import current, patches, process_group
+from weft._torch.log import warn
 from weft._torch.patches import default
 from weft._torch.patches.unpickler import set_policy
 from weft.options import RpcBackendOptions, master_host
 
 BACKEND = "WEFT"
-_WARNING = 2
 _CALLBACKS_LIMIT = timedelta(seconds=10)  # as for a group's collectives and theirs
 
 
@@ -108,7 +108,7 @@ def _tell_of_misspelt_wishes() -> None:
     """An agent warns of unknown names; without the wish for Weft there may never be one."""
     for name in _C.unknown_environment():
         if name.startswith("WEFT_AS_"):
-            _C._log(_WARNING, f"the environment variable {name} is not one that Weft knows")
+            warn(f"the environment variable {name} is not one that Weft knows")
 
 
 def install() -> None:

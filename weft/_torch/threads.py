@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from weft import _C
-
-_WARNING = 2
+from weft._torch.log import warn
 
 
 def started(thread: threading.Thread, without: str) -> bool:
@@ -14,6 +12,6 @@ def started(thread: threading.Thread, without: str) -> bool:
     try:
         thread.start()
     except RuntimeError as error:
-        _C._log(_WARNING, f"{without}: {error}")
+        warn(f"{without}: {error}")
         return False
     return True

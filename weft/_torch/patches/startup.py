@@ -16,6 +16,7 @@ from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
 from weft._torch.interruptible import interruptible
+from weft._torch.log import warn
 from weft._torch.patches.patch import Function, patch
 from weft._torch.threads import started
 
@@ -23,7 +24,6 @@ INIT_RPC = "torch.distributed.rpc:init_rpc"
 INIT_RPC_PARAMETERS = "(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None)"
 
 _joining = threading.local()  # .timeout: set while a thread is in init_rpc for Weft
-_WARNING = 2
 _TOLD_EVERY = 5.0  # seconds
 _WITHOUT = "init_rpc over Weft waits for missing workers up to half an hour, without naming them."
 
@@ -100,7 +100,7 @@ def _told_while_nobody_listens(host: str, port: int, limit: timedelta) -> Iterat
         while not ended.wait(_TOLD_EVERY):
             if why := _why_unreachable(host, port):
                 waited = f"{time.monotonic() - begin:.0f} s of {limit.total_seconds():.0f} s"
-                _C._log(_WARNING, f"waits for rank 0 at {host}:{port}, {why} ({waited})")
+                warn(f"waits for rank 0 at {host}:{port}, {why} ({waited})")
 
     thread = threading.Thread(target=tell, name="weft-store", daemon=True)
     started(thread, "a Store that does not answer is not reported")
