@@ -57,12 +57,21 @@ TEST_F(MailReceiverTest, TwoMessagesAnnouncedAsOneCutTheirSenderOff) {
   expectCutOff();
 }
 
-TEST_F(MailReceiverTest, AlsoIfTheyWereAnnouncedBeforeTheyAreReceived) {
+TEST_F(MailReceiverTest, AlsoIfOneWasAnnouncedBeforeItIsReceived) {
   announce(1, 7);
+  receive(2);
   announce(2, 7);
   receive(1);
-  receive(2);
-  expectCutOff();
+  ASSERT_EQ(endpoint->lost.size(), 1U);
+  EXPECT_EQ(endpoint->lost[0].first, 1);
+  EXPECT_EQ(ended[1], ErrorCode::kProtocol);
+}
+
+TEST_F(MailReceiverTest, AlsoIfNobodyReceivesThem) {
+  announce(1, 7);
+  announce(2, 7);
+  ASSERT_EQ(endpoint->lost.size(), 1U);
+  EXPECT_EQ(endpoint->lost[0].first, 1);
 }
 
 // It told its other requests' ends when it gave up, and a message of it would have none.

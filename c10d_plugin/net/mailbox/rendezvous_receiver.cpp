@@ -18,6 +18,12 @@ namespace {
 
 constexpr std::uint64_t kMaxAnnouncements = std::uint64_t{1} << 20;
 
+// No sender of ours gives two messages one number.
+Error repeatsNumber(int from) {
+  return {ErrorCode::kProtocol, "rank " + std::to_string(from) +
+                                    " is cut off: it announces two messages under one number"};
+}
+
 }  // namespace
 
 void RendezvousReceiver::onRequestToSend(int from, const MailHeader& header) {
@@ -36,7 +42,9 @@ void RendezvousReceiver::onRequestToSend(int from, const MailHeader& header) {
   auto message = std::make_shared<UnexpectedMessage>(from, header.tag, header.label, header.size);
   message->state = UnexpectedMessage::State::kAnnounced;
   message->id = header.id;
-  matcher_.keep(std::move(message));
+  if (matcher_.keep(std::move(message))) return;
+  lock.unlock();
+  state_.endpoint->losePeer(from, repeatsNumber(from));
 }
 
 void RendezvousReceiver::answer(const UnexpectedMessage& message, PostedReceive& receive,
@@ -56,10 +64,8 @@ void RendezvousReceiver::clearToSend(int from, const MailHeader& announced, Post
   const bool cleared =
       fitting && state_.peer(from).cleared.try_emplace(announced.id, std::move(receive)).second;
   lock.unlock();
-  if (fitting && !cleared) {  // no sender of ours gives two messages one number
-    const Error why(
-        ErrorCode::kProtocol,
-        "rank " + std::to_string(from) + " is cut off: it announces two messages under one number");
+  if (fitting && !cleared) {
+    const Error why = repeatsNumber(from);
     state_.endpoint->losePeer(from, why);
     return receive.complete(why, from, 0, {});
   }

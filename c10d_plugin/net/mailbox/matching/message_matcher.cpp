@@ -66,18 +66,20 @@ std::vector<int> MessageMatcher::awaited(Tag lowest) const {
   return senders;
 }
 
-void MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> message) {
+bool MessageMatcher::keep(std::shared_ptr<UnexpectedMessage> message) {
+  const bool is_announced = message->state == UnexpectedMessage::State::kAnnounced;
+  const Announcement announcement(message->from, message->id);
+  if (is_announced && announced_.contains(announcement)) return false;
   message->arrival = ++arrivals_;
   Messages& queue = unexpected_[{message->from, message->tag}];
   queue.push_back(std::move(message));
-  const UnexpectedMessage& kept = *queue.back();
-  if (kept.state == UnexpectedMessage::State::kAnnounced)
-    announced_[{kept.from, kept.id, kept.arrival}] = std::prev(queue.end());
+  if (is_announced) announced_[announcement] = std::prev(queue.end());
+  return true;
 }
 
 void MessageMatcher::leaveIndex(const UnexpectedMessage& message) {
   if (message.state == UnexpectedMessage::State::kAnnounced)
-    announced_.erase({message.from, message.id, message.arrival});
+    announced_.erase({message.from, message.id});
 }
 
 std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
@@ -101,7 +103,7 @@ std::shared_ptr<UnexpectedMessage> MessageMatcher::take(int from, Tag tag) {
 }
 
 void MessageMatcher::forgetUnfinished(int from) {
-  announced_.erase(announced_.lower_bound({from, 0, 0}), announced_.lower_bound({from + 1, 0, 0}));
+  announced_.erase(announced_.lower_bound({from, 0}), announced_.lower_bound({from + 1, 0}));
   for (auto queue = unexpected_.begin(); queue != unexpected_.end();) {
     if (queue->first.first == from)
       std::erase_if(queue->second, [](const auto& message) {
@@ -112,10 +114,9 @@ void MessageMatcher::forgetUnfinished(int from) {
 }
 
 bool MessageMatcher::forgetAnnounced(int from, std::uint64_t id) {
-  const auto found = announced_.lower_bound({from, id, 0});
+  const auto found = announced_.find({from, id});
   if (found == announced_.end()) return false;
   const auto message = found->second;
-  if ((*message)->from != from || (*message)->id != id) return false;
   announced_.erase(found);
   const auto queue = unexpected_.find({from, (*message)->tag});
   queue->second.erase(message);

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -55,7 +54,8 @@ class MessageMatcher {
   // The senders of the posted receives with a tag from `lowest` on; ascending.
   std::vector<int> awaited(Tag lowest) const;
 
-  void keep(std::shared_ptr<UnexpectedMessage> message);
+  // False, and nothing is kept: its sender has announced another message under the same id.
+  bool keep(std::shared_ptr<UnexpectedMessage> message);
   // Takes out the message that came first from this sender, or from any.
   std::shared_ptr<UnexpectedMessage> take(int from, Tag tag);
   // The first message with a tag from `lowest` to `last` that is so; null: there is none. `isSo`
@@ -85,8 +85,7 @@ class MessageMatcher {
   using Key = std::pair<int, Tag>;  // the sender, or kAnyRank for receives
   using Receives = std::list<PostedReceive>;
   using Messages = std::list<std::shared_ptr<UnexpectedMessage>>;
-  // Its sender, id and arrival: a hostile sender may give two the same id.
-  using Announcement = std::tuple<int, std::uint64_t, std::uint64_t>;
+  using Announcement = std::pair<int, std::uint64_t>;  // the sender, and its id
 
   // The index's entry of a message that is in no queue any more.
   void leaveIndex(const UnexpectedMessage& message);
