@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "transport/base/log.h"
 #include "transport/base/spin.h"
@@ -21,8 +21,7 @@ struct OpQueue::State {
   std::condition_variable work_came;  // for threads: a task, or the end
   std::condition_variable changed;    // for drain() and waitForThreads()
   std::deque<std::unique_ptr<Task>> tasks;
-  std::vector<std::unique_ptr<Task>> postponed;  // have run; their finish() may block
-  bool taken = false;                            // an operation runs
+  bool taken = false;  // an operation runs
   bool closed = false;
   std::size_t threads = 0;
   std::size_t blocked = 0;          // threads in a finish() that may block
@@ -33,15 +32,10 @@ struct OpQueue::State {
   void refresh() { ready.store(!taken && !tasks.empty(), std::memory_order_release); }
   // With the lock. True: the caller must start a thread, which is already counted.
   bool needsThread() {
-    if (tasks.empty() || threads > blocked || threads >= kMostThreads) return false;
+    if (tasks.empty() || threads > blocked) return false;
     ++threads;
     return true;
   }
-  // With the lock. If one more thread blocks in a finish(), none is left for tasks, and none may be
-  // started.
-  bool needsLastThread() const { return threads >= kMostThreads && blocked + 1 >= threads; }
-  // With the lock. A postponed finish() may run: no task needs the thread that runs it.
-  bool canFinish() const { return !postponed.empty() && (tasks.empty() || !needsLastThread()); }
 };
 
 namespace {
@@ -77,15 +71,10 @@ void OpQueue::leave() {
 bool OpQueue::push(std::unique_ptr<Task> task) {
   bool start = false;
   {
-    Lock lock(state_->mutex);
+    const std::lock_guard lock(state_->mutex);
     if (state_->closed) return false;
     state_->tasks.push_back(std::move(task));
     state_->refresh();
-    // All threads are in a finish(), and may all wait for tasks, so this one runs them.
-    if (t_finishing == state_.get() && state_->blocked >= kMostThreads) {
-      runAll(state_, lock);
-      return true;
-    }
     start = state_->needsThread();
   }
   if (!start) {
@@ -128,7 +117,6 @@ void OpQueue::runAll(const std::shared_ptr<State>& state, Lock& lock) {
       state->changed.wait(lock, [&] { return !state->taken || state->tasks.empty(); });
     }
   }
-  state->work_came.notify_all();  // a finish() that was postponed may run now
 }
 
 bool OpQueue::drain(std::chrono::milliseconds limit) {
@@ -157,18 +145,14 @@ void OpQueue::work(const std::shared_ptr<State>& state) {
   while (true) {
     if (!state->taken && !state->tasks.empty()) {
       runFirst(state, lock);
-    } else if (state->canFinish()) {
-      finishPostponed(state, lock);
     } else if (state->closed && state->tasks.empty()) {
       break;
     } else {
       lock.unlock();
       spin.until([&] { return state->ready.load(std::memory_order_acquire); });
       lock.lock();
-      state->work_came.wait(lock, [&] {
-        return (!state->taken && !state->tasks.empty()) || state->canFinish() ||
-               (state->closed && state->tasks.empty());
-      });
+      state->work_came.wait(lock,
+                            [&] { return state->tasks.empty() ? state->closed : !state->taken; });
     }
   }
   leaveThreads(*state);
@@ -185,25 +169,11 @@ void OpQueue::runFirst(const std::shared_ptr<State>& state, Lock& lock) {
   state->taken = false;
   state->refresh();
   state->changed.notify_all();
-  if (!task->finishMayBlock()) {
-    finish(state, lock, std::move(task), false);
-  } else if (!state->needsLastThread()) {
-    finish(state, lock, std::move(task), true);
-  } else {
-    state->postponed.push_back(std::move(task));
-    state->work_came.notify_one();
-  }
+  finish(state, lock, std::move(task));
 }
 
-// Takes the latest one first, because callbacks wait for later operations rather than earlier ones.
-void OpQueue::finishPostponed(const std::shared_ptr<State>& state, Lock& lock) {
-  std::unique_ptr<Task> task = std::move(state->postponed.back());
-  state->postponed.pop_back();
-  finish(state, lock, std::move(task), true);
-}
-
-void OpQueue::finish(const std::shared_ptr<State>& state, Lock& lock, std::unique_ptr<Task> task,
-                     bool may_block) {
+void OpQueue::finish(const std::shared_ptr<State>& state, Lock& lock, std::unique_ptr<Task> task) {
+  const bool may_block = task->finishMayBlock();
   if (may_block) ++state->blocked;
   const bool start = state->needsThread();
   lock.unlock();

@@ -4,18 +4,15 @@
 // operations are tasks for the queue's threads; the first task starts one.
 //
 // A task's finish() may run user callbacks, which may block, even on later operations of this
-// queue. So the next task may run during a finish(), and when all threads are in one, another
-// thread is started, up to kMostThreads. The last of these postpones a finish() that may block
-// while tasks wait. If all are in a finish() nevertheless, a task that one of them pushes runs on
-// that thread. If no thread can be started, a task runs on the thread that pushes it, or, if other
-// threads are in a finish(), after one of these.
+// queue. So the next task may run during a finish(), and while all threads are in one that may
+// block, a task starts another thread. If no thread can be started, a task runs on the thread that
+// pushes it, or, if other threads are in a finish(), after one of these.
 //
 // Threads: any thread may call any member, also from a task's finish(). No lock is held while a
 // task runs. Knows nothing of torch.
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <memory>
 #include <mutex>
 
@@ -33,8 +30,6 @@ class WEFT_API OpQueue {
     // Whether finish() runs callbacks, which may block. Asked after run().
     virtual bool finishMayBlock() noexcept = 0;
   };
-
-  static constexpr std::size_t kMostThreads = 64;
 
   OpQueue();
   // Does not wait: a thread inside a task ends after it.
@@ -65,9 +60,7 @@ class WEFT_API OpQueue {
   static void workInstead(const std::shared_ptr<State>& state);
   static void runAll(const std::shared_ptr<State>& state, Lock& lock);
   static void runFirst(const std::shared_ptr<State>& state, Lock& lock);
-  static void finishPostponed(const std::shared_ptr<State>& state, Lock& lock);
-  static void finish(const std::shared_ptr<State>& state, Lock& lock, std::unique_ptr<Task> task,
-                     bool may_block);
+  static void finish(const std::shared_ptr<State>& state, Lock& lock, std::unique_ptr<Task> task);
   static void leaveThreads(State& state);
 
   std::shared_ptr<State> state_;  // shared with the threads, which may outlive this
