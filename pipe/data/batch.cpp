@@ -5,8 +5,6 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
-#include <numeric>
-#include <optional>
 #include <string>
 
 #include "pipe/data/memory.h"
@@ -23,17 +21,6 @@ std::size_t tensorsIn(const Structure& part) {
   for (const Structure& inner : part.parts)
     count += tensorsIn(inner);
   return count;
-}
-
-// For each part the number of tensors before it.
-std::vector<std::size_t> beginsOf(const Structure& top) {
-  std::vector<std::size_t> begins;
-  std::size_t count = 0;
-  for (const Structure& part : top.parts) {
-    begins.push_back(count);
-    count += tensorsIn(part);
-  }
-  return begins;
 }
 
 bool hasParts(const Structure& top) {
@@ -65,29 +52,9 @@ bool areEqual(const c10::IValue& one, const c10::IValue& other) {
   return one.isPyObject() ? held(one).equals(other) : one == other;
 }
 
-using Places = std::optional<std::vector<std::size_t>>;
-
-Places placesOfKeys(const c10::IValue& one, const c10::IValue& other) {
-  if (one.isPyObject() != other.isPyObject()) return std::nullopt;
-  if (one.isPyObject()) return held(one).placesIn(other);
-  const auto keys = other.toListRef();
-  std::vector<std::size_t> places;
-  for (const c10::IValue& key : one.toListRef()) {
-    const auto found = std::find(keys.begin(), keys.end(), key);
-    if (found == keys.end()) return std::nullopt;
-    places.push_back(static_cast<std::size_t>(found - keys.begin()));
-  }
-  return places;
-}
-
-// For each part of the one its place in the other, if the two are made alike.
-Places placesOf(const Structure& one, const Structure& other) {
-  if (one.kind != other.kind || one.parts.size() != other.parts.size()) return std::nullopt;
-  if (one.kind == Kind::kDict) return placesOfKeys(one.value, other.value);
-  if (!areEqual(one.value, other.value)) return std::nullopt;
-  std::vector<std::size_t> places(one.parts.size());
-  std::iota(places.begin(), places.end(), 0);
-  return places;
+bool areAlike(const Structure& one, const Structure& other) {
+  return one.kind == other.kind && one.parts.size() == other.parts.size() &&
+         areEqual(one.value, other.value);
 }
 
 // Gathers part by part; `at_` is where each micro-batch's tensors of the present part begin.
@@ -95,8 +62,6 @@ class Gatherer {
  public:
   Gatherer(const std::vector<Batch>& outputs, History history)
       : outputs_(outputs), history_(history), at_(outputs.size()) {}
-
-  void begin(std::size_t micro_batch, std::size_t tensor) { at_[micro_batch] = tensor; }
 
   // `where`: in the output, for messages.
   Structure part(const std::vector<const Structure*>& parts, const std::string& where) {
@@ -252,21 +217,13 @@ Gathered gather(const std::vector<Batch>& outputs, History history) {
   }
   // A list becomes a tuple, as it does between stages.
   Structure whole{first.kind == Kind::kList ? Kind::kTuple : first.kind, first.value, {}};
-  std::vector<std::vector<std::size_t>> places;
-  std::vector<std::vector<std::size_t>> begins;
   for (const auto i : c10::irange(tops.size())) {
-    Places of_parts = placesOf(first, *tops[i]);
-    if (!of_parts) refuse(first, *tops[i], i, "");
-    places.push_back(std::move(*of_parts));
-    begins.push_back(beginsOf(*tops[i]));
+    if (!areAlike(first, *tops[i])) refuse(first, *tops[i], i, "");
   }
   for (const auto p : c10::irange(first.parts.size())) {
     std::vector<const Structure*> parts;
-    for (const auto i : c10::irange(tops.size())) {
-      const std::size_t place = places[i][p];
-      parts.push_back(&tops[i]->parts[place]);
-      gatherer.begin(i, begins[i][place]);
-    }
+    for (const Structure* top : tops)
+      parts.push_back(&top->parts[p]);
     whole.parts.push_back(gatherer.part(parts, ", at value " + std::to_string(p)));
   }
   gatherer.result.batch.structure = shared(std::move(whole));

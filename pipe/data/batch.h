@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +21,6 @@ class HeldValue : public c10::ivalue::PyObjectHolder {
  public:
   // Whether Python finds it equal to what another micro-batch has in its place.
   virtual bool equals(const c10::IValue& other) const = 0;
-  // A list of keys: for each its place in another such list, if that has it.
-  virtual std::optional<std::vector<std::size_t>> placesIn(const c10::IValue& other) const = 0;
   // For messages.
   virtual std::string description() const = 0;
 };
@@ -93,9 +90,9 @@ struct GradPiece {
 std::vector<GradPiece> split(const Gathered::Source& source, const at::Tensor& grad);
 
 // Joins the micro-batches' outputs: tensors by concatenation along dimension 0, anything else into
-// a list with one entry per micro-batch; both at the top level of a tuple, list or dictionary,
-// whose values are joined by their keys. Tensors that are the same in every micro-batch stay the
-// same. Throws if the micro-batches disagree.
+// a list with one entry per micro-batch; both at the top level of a tuple, list or dictionary.
+// Tensors that are the same in every micro-batch stay the same. Throws if the micro-batches
+// disagree: a dictionary has the same keys in the same order in each.
 Gathered gather(const std::vector<Batch>& outputs, History history);
 
 }  // namespace weft::pipe

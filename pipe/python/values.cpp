@@ -58,27 +58,15 @@ class HeldObject final : public HeldValue {
     return scriptValue(object_).value();
   }
   bool equals(const c10::IValue& other) const override {
-    const py::gil_scoped_acquire gil;
-    return !differ(object_.ptr(), other.toPyObject());
-  }
-  std::optional<std::vector<std::size_t>> placesIn(const c10::IValue& other) const override {
-    return withGil([&]() -> std::optional<std::vector<std::size_t>> {
-      const auto keys = py::reinterpret_borrow<py::list>(other.toPyObject());
-      py::dict place_of;
-      for (std::size_t k = 0; k < keys.size(); ++k)
-        place_of[keys[k]] = k;
-      std::vector<std::size_t> places;
-      for (const py::handle key : object_) {
-        if (!place_of.contains(key)) return std::nullopt;
-        places.push_back(place_of[key].cast<std::size_t>());
-      }
-      return places;
+    return withGil([&] {
+      if (isKeys()) return object_.equal(py::handle(other.toPyObject()));
+      return !differ(object_.ptr(), other.toPyObject());
     });
   }
   // As the places in Structures have it: a class, a list of keys, or how to build a container.
   std::string description() const override {
     return withGil([&] {
-      if (PyList_Check(object_.ptr())) return "with keys " + py::repr(object_).cast<std::string>();
+      if (isKeys()) return "with keys " + py::repr(object_).cast<std::string>();
       const bool container = PyTuple_Check(object_.ptr());
       const py::object type = container ? object_[py::int_(2)] : object_;
       std::string name = "a " + type.attr("__name__").cast<std::string>();
@@ -113,6 +101,9 @@ class HeldObject final : public HeldValue {
       list.push_back(std::move(item));
     return list;
   }
+
+  // A dictionary's, of which all can be compared.
+  bool isKeys() const { return PyList_CheckExact(object_.ptr()); }
 
   py::object object_;
 };

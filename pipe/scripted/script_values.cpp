@@ -129,30 +129,52 @@ at::IValue joinedColumn(const Values& parts) {
   return at::cat(tensors);
 }
 
-std::size_t sizeOf(const at::IValue& value) {
-  if (value.isTuple()) return value.toTupleRef().elements().size();
-  return value.isList() ? value.toListRef().size() : value.toGenericDict().size();
+// Those in a tuple, a list or a dictionary, in order.
+Values partsOf(const at::IValue& value) {
+  if (value.isTuple()) return value.toTupleRef().elements().vec();
+  if (value.isList()) return value.toListRef().vec();
+  Values parts;
+  for (const auto& entry : value.toGenericDict())
+    parts.push_back(entry.value());
+  return parts;
 }
 
-void checkSizes(const Values& parts) {
-  const std::size_t first = sizeOf(parts.at(0));
-  for (const at::IValue& part : parts)
-    TORCH_CHECK_TYPE(sizeOf(part) == first, "micro-batches have different outputs: one has ", first,
-                     " values, another ", sizeOf(part));
+at::IValue keysOf(const at::IValue& dictionary) {
+  Values keys;
+  for (const auto& entry : dictionary.toGenericDict())
+    keys.push_back(entry.key());
+  return listOf(keys);
 }
 
-// Joins the elements at each place of tuples or lists.
-Values joinedColumns(const Values& parts) {
-  const std::size_t count = sizeOf(parts.at(0));
-  Values columns;
-  for (std::size_t at = 0; at < count; ++at) {
-    Values column;
-    for (const at::IValue& part : parts)
-      column.push_back(part.isTuple() ? part.toTupleRef().elements().at(at)
-                                      : part.toListRef().at(at));
-    columns.push_back(joinedColumn(column));
+// Joins the elements at each place of tuples, lists or dictionaries.
+Values joinedColumns(const Values& values) {
+  std::vector<Values> columns(partsOf(values.at(0)).size());
+  for (const at::IValue& value : values) {
+    const Values parts = partsOf(value);
+    TORCH_CHECK_TYPE(parts.size() == columns.size(),
+                     "micro-batches have different outputs: one has ", columns.size(),
+                     " values, another ", parts.size());
+    for (std::size_t at = 0; at < parts.size(); ++at)
+      columns[at].push_back(parts[at]);
   }
-  return columns;
+  Values made;
+  for (const Values& column : columns)
+    made.push_back(joinedColumn(column));
+  return made;
+}
+
+at::IValue joinedDictionaries(const Values& values) {
+  const auto first = values.at(0).toGenericDict();
+  const at::IValue keys = keysOf(first);
+  for (const at::IValue& value : values)
+    TORCH_CHECK_TYPE(keysOf(value) == keys,
+                     "micro-batches have different outputs: one has the keys ", keys, ", another ",
+                     keysOf(value));
+  c10::impl::GenericDict made(first.keyType(), c10::AnyType::get());
+  const Values columns = joinedColumns(values);
+  for (std::size_t at = 0; at < columns.size(); ++at)
+    made.insert(keys.toListRef()[at], columns[at]);
+  return made;
 }
 
 PythonValues& mustHavePython(PythonValues* python) {
@@ -206,28 +228,12 @@ Values asArguments(const at::IValue& value) {
 at::IValue joined(const Values& parts) {
   const at::IValue& first = parts.at(0);
   if (!first.isTuple() && !first.isList() && !first.isGenericDict()) return joinedColumn(parts);
-  checkSizes(parts);
-  if (first.isTuple()) {
-    const auto type = first.toTupleRef().type<c10::TupleType>();
-    Values columns = joinedColumns(parts);
-    if (type->schema() == nullptr) return c10::ivalue::Tuple::create(std::move(columns));
-    return c10::ivalue::Tuple::createNamed(std::move(columns), type);
-  }
-  if (first.isList()) return listOf(joinedColumns(parts));
-  c10::impl::GenericDict made(first.toGenericDict().keyType(), c10::AnyType::get());
-  for (const auto& entry : first.toGenericDict()) {
-    Values column;
-    for (const at::IValue& part : parts) {
-      const auto dict = part.toGenericDict();
-      const auto found = dict.find(entry.key());
-      TORCH_CHECK_TYPE(found != dict.end(),
-                       "micro-batches have different outputs: one has the key ", entry.key(),
-                       ", another has not");
-      column.push_back(found->value());
-    }
-    made.insert(entry.key(), joinedColumn(column));
-  }
-  return made;
+  if (first.isGenericDict()) return joinedDictionaries(parts);
+  Values columns = joinedColumns(parts);
+  if (first.isList()) return listOf(columns);
+  const auto type = first.toTupleRef().type<c10::TupleType>();
+  if (type->schema() == nullptr) return c10::ivalue::Tuple::create(std::move(columns));
+  return c10::ivalue::Tuple::createNamed(std::move(columns), type);
 }
 
 Parcel pack(const at::IValue& value, PythonValues* python) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -274,7 +275,7 @@ def test_what_is_refused():
 def test_dictionaries_are_joined_by_their_keys(mode):
     def boxes(w, x):
         high, low = {"high": (10 * w * x, 1)}, {"low": w * x}
-        return {**low, **high, "n": 1} if x[0] < 2 else {"n": 2, **high, **low}
+        return {**low, **high, "n": 1 if x[0] < 2 else 2}
 
     x = torch.arange(4.0, requires_grad=True)
     pipe, output = run([boxes], x, mode=mode)
@@ -287,6 +288,7 @@ def test_dictionaries_are_joined_by_their_keys(mode):
 
 
 Other = namedtuple("Other", "left right")
+Side = Enum("Side", "LEFT RIGHT")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -295,6 +297,12 @@ Other = namedtuple("Other", "left right")
     [
         (lambda x: {"low": x}, lambda x: {"high": x}, r"keys \['low'\] .* keys \['high'\]"),
         (lambda x: {"low": x}, lambda x: {"low": x, 3: x}, r"of 1, .* of 2, with keys"),
+        (
+            lambda x: {"low": x, 3: x},
+            lambda x: {3: x, "low": x},
+            r"keys \['low', 3\] .* keys \[3, 'low'\]",
+        ),
+        (lambda x: dict.fromkeys(Side, x), lambda x: dict.fromkeys(reversed(Side), x), "LEFT.*RIGHT.*RIGHT.*LEFT"),
         (lambda x: Pair(x, x), lambda x: Other(x, x), "a Pair .* an? Other"),
         (
             lambda x: OrderedDict(a=x),
