@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <unordered_set>
 #include <vector>
 
 namespace weft::pipe {
@@ -64,6 +65,17 @@ const void* memoryOf(const at::Tensor& tensor) {
   return !tensor.defined() || !tensor.has_storage()
              ? nullptr
              : tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool shareStorage(const std::vector<at::Tensor>& tensors) {
+  std::unordered_set<const void*> seen;
+  return std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
+    const at::Tensor dense = tensor.layout() == at::kStrided ? tensor
+                             : tensor.is_sparse()            ? tensor._values()
+                                                             : tensor.values();
+    const void* const place = dense.storage().data();
+    return place != nullptr && !seen.insert(place).second;  // none on "meta"
+  });
 }
 
 std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k) {

@@ -6,10 +6,15 @@
 #include <cstddef>
 #include <vector>
 
+#include "transport/base/api.h"
+
 namespace weft::pipe {
 
 // The storage that a tensor is in; nullptr if it has none, as a sparse one.
 const void* memoryOf(const at::Tensor& tensor);
+
+// Whether two of the tensors are in one storage; of sparse ones, their values.
+WEFT_API bool shareStorage(const std::vector<at::Tensor>& tensors);
 
 // The first place of the tensor that is at place k.
 std::size_t firstSame(const std::vector<at::Tensor>& tensors, std::size_t k);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "pipe/data/memory.h"
 #include "pipe/stage/output_sample.h"
 #include "pipe/stage/stage_context.h"
 #include "pipe/workers/arrivals.h"
@@ -157,6 +158,8 @@ void bindWorkers(py::module_& pipe) {
           py::arg("worker"), py::arg("key"), py::arg("layout"), py::arg("tensors"),
           py::call_guard<py::gil_scoped_release>())
       .def("wait", &wait, "Until all has arrived. RuntimeError: something did not.");
+  pipe.def("share_storage", &shareStorage, py::arg("tensors"),
+           "Whether two of the tensors are in one storage; of sparse ones, their values.");
   pipe.def("next_mini_batch_number", &nextMiniBatchNumber,
            "What micro_batch() tells of a mini-batch; no two have the same.");
   py::class_<StageRun>(pipe, "StageRun", "A stage of this worker runs on this thread meanwhile.")

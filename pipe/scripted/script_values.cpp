@@ -12,33 +12,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include "pipe/data/memory.h"
+
 namespace weft::pipe {
 
 namespace {
-
-class Collector {
- public:
-  void add(const at::IValue& value) {
-    if (value.isTensor()) {
-      const at::Tensor& tensor = value.toTensor();
-      if (tensor.defined() && seen_.insert(tensor.unsafeGetTensorImpl()).second)
-        found.push_back(tensor);
-    } else if (value.isTuple()) {
-      for (const at::IValue& part : value.toTupleRef().elements())
-        add(part);
-    } else if (value.isList()) {
-      for (const at::IValue& part : value.toListRef())
-        add(part);
-    } else if (value.isGenericDict()) {
-      for (const auto& entry : value.toGenericDict())
-        add(entry.value());
-    }
-  }
-  Tensors found;
-
- private:
-  std::unordered_set<const at::TensorImpl*> seen_;
-};
 
 class Changer {
  public:
@@ -83,35 +61,6 @@ class Changer {
   const std::function<at::Tensor(const at::Tensor&)>& change_;
   std::unordered_map<const at::TensorImpl*, at::Tensor> made_;
 };
-
-// The tensors of a tuple or a list that has only tensors, each once; nothing for another value.
-std::optional<Tensors> differentTensors(const at::IValue& value) {
-  if (!value.isTuple() && !value.isList()) return std::nullopt;
-  const auto parts =
-      value.isTuple() ? at::ArrayRef<at::IValue>(value.toTupleRef().elements()) : value.toListRef();
-  Tensors tensors;
-  std::unordered_set<const at::TensorImpl*> seen;
-  for (const at::IValue& part : parts) {
-    if (!part.isTensor() || !part.toTensor().defined()) return std::nullopt;
-    if (!seen.insert(part.toTensor().unsafeGetTensorImpl()).second) return std::nullopt;
-    tensors.push_back(part.toTensor());
-  }
-  return tensors;
-}
-
-// It, or the values of a sparse one.
-at::Tensor dense(const at::Tensor& tensor) {
-  if (tensor.layout() == at::kStrided) return tensor;
-  return tensor.is_sparse() ? tensor._values() : tensor.values();
-}
-
-bool overlap(const Tensors& tensors) {
-  std::unordered_set<const void*> seen;
-  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    const void* const place = dense(tensor).storage().data();
-    return place != nullptr && !seen.insert(place).second;
-  });
-}
 
 at::IValue listOf(const Values& values) {
   c10::impl::GenericList made(c10::AnyType::get());
@@ -177,6 +126,15 @@ at::IValue joinedDictionaries(const Values& values) {
   return made;
 }
 
+// The tensors of a tuple or a list that has only tensors, each once; nothing for another value.
+std::optional<Tensors> differentTensors(const at::IValue& value) {
+  if (!value.isTuple() && !value.isList()) return std::nullopt;
+  const Values parts = partsOf(value);
+  Tensors tensors = tensorsOf(parts);
+  const bool only = std::ranges::all_of(parts, &at::IValue::isTensor);
+  return only && tensors.size() == parts.size() ? std::optional(std::move(tensors)) : std::nullopt;
+}
+
 PythonValues& mustHavePython(PythonValues* python) {
   TORCH_CHECK(python != nullptr,
               "a value between stages needs Python, which this worker does not have: let stages "
@@ -187,11 +145,18 @@ PythonValues& mustHavePython(PythonValues* python) {
 }  // namespace
 
 Tensors tensorsOf(const Values& values) {
-  if (values.size() == 1 && values[0].isTensor()) return {values[0].toTensor()};
-  Collector collector;
+  Tensors found;
+  std::unordered_set<const at::TensorImpl*> seen;
+  const auto look = [&](const at::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined() &&
+        seen.insert(value.toTensor().unsafeGetTensorImpl()).second) {
+      found.push_back(value.toTensor());
+    }
+    return value.isObject() || value.isPyObject();  // which are not looked into
+  };
   for (const at::IValue& value : values)
-    collector.add(value);
-  return std::move(collector.found);
+    value.visit(look);
+  return found;
 }
 
 Tensors thatWantGradients(const Tensors& tensors) {
@@ -241,7 +206,7 @@ Parcel pack(const at::IValue& value, PythonValues* python) {
   auto tensors = differentTensors(value);
   if (!tensors) return mustHavePython(python).pack(value);
   std::string how(1, value.isTuple() ? layout::kTuple : layout::kList);
-  if (overlap(*tensors)) how.insert(how.begin(), layout::kApart);
+  if (shareStorage(*tensors)) how.insert(how.begin(), layout::kApart);
   return {std::move(how), std::move(*tensors)};
 }
 

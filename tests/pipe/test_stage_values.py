@@ -302,7 +302,11 @@ Side = Enum("Side", "LEFT RIGHT")
             lambda x: {3: x, "low": x},
             r"keys \['low', 3\] .* keys \[3, 'low'\]",
         ),
-        (lambda x: dict.fromkeys(Side, x), lambda x: dict.fromkeys(reversed(Side), x), "LEFT.*RIGHT.*RIGHT.*LEFT"),
+        (
+            lambda x: dict.fromkeys(Side, x),
+            lambda x: dict.fromkeys(reversed(Side), x),
+            "LEFT.*RIGHT.*RIGHT.*LEFT",
+        ),
         (lambda x: Pair(x, x), lambda x: Other(x, x), "a Pair .* an? Other"),
         (
             lambda x: OrderedDict(a=x),

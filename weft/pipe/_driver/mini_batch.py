@@ -17,7 +17,7 @@ from weft import _C
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import calls
 from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent
-from weft.pipe._workers.parcels import overlap, pack, portable
+from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.run import run_mini_batch
 from weft.pipe._workers.values import copied, cut, mapped, tensors_in
@@ -100,7 +100,7 @@ class MiniBatch:
         Views of one memory stay as they are, because a change of one is a change of the others.
         """
         device = self._own.stages[0].device  # to another one the stage copies it
-        if overlap(tensors_in(value)):
+        if _C.pipe.share_storage(tensors_in(value)):
             return value
         return mapped(lambda one: copied(one) if one.device == device else one, value)
 

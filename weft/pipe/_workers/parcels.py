@@ -10,6 +10,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.distributed.rpc import internal
 
+from weft import _C
 from weft._torch.patches import rref
 from weft.pipe._workers.values import cut, leaves, mapped, tensors_in
 
@@ -42,11 +43,11 @@ def pack(value: Any, input: bool = False) -> Parcel:
         layout = _layout_of(value)
         if layout is not None:
             tensors = [one for one in value if one is not None]
-            return (_APART if input and overlap(tensors) else b"") + layout, tensors
+            return (_APART if input and _C.pipe.share_storage(tensors) else b"") + layout, tensors
     layout, tensors = internal.serialize(value)
     if not input:
         return layout, tensors
-    visible, apart = _are_visible(value, tensors), overlap(tensors)
+    visible, apart = _are_visible(value, tensors), _C.pipe.share_storage(tensors)
     if visible and not apart:
         return layout, tensors
     rref.drop_last()
@@ -138,20 +139,6 @@ def _layout_of(values: list[Any] | tuple[Any, ...]) -> bytes | None:
     if len(tensors) == len(values):
         return _LIST if type(values) is list else _TUPLE
     return _LIST + bytes(one is not None for one in values) if type(values) is list else None
-
-
-def overlap(tensors: list[Tensor]) -> bool:
-    """Whether two of them have one memory."""
-    places = [_dense(tensor).untyped_storage().data_ptr() for tensor in tensors]
-    places = [place for place in places if place]  # none on "meta"
-    return len(set(places)) < len(places)
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """It, or the values of a sparse one."""
-    if tensor.layout is torch.strided:
-        return tensor
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
 def _has_device_map(worker: str) -> bool:

@@ -15,7 +15,7 @@ from weft._observe import steps
 from weft._torch.checkpoints import end_checkpoints
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
-from weft.pipe._workers.parcels import Apart, overlap, pack, portable, unpack
+from weft.pipe._workers.parcels import Apart, pack, portable, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.replicas import (
     Replicas,
@@ -214,7 +214,9 @@ class Run:
         }
         self._sent_last[task.stage] = task.micro_batch
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
-        apart = bool(stashed) and elsewhere and overlap(tensors_in(list(given.values())))
+        apart = (
+            bool(stashed) and elsewhere and _C.pipe.share_storage(tensors_in(list(given.values())))
+        )
         for (what, at), value in given.items():
             self._send(what, at, task.micro_batch, Apart(value) if apart else value)
 
