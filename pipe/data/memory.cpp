@@ -45,6 +45,30 @@ bool reaches(std::int64_t distance, const Dimension* dimension, const Dimension*
   return false;
 }
 
+// Whether two ranges meet, of which the other begins `distance` bytes after the one.
+bool meet(std::intptr_t distance, std::size_t one, std::size_t other) {
+  return distance < static_cast<std::intptr_t>(one) &&
+         -distance < static_cast<std::intptr_t>(other);
+}
+
+std::intptr_t addressOf(const c10::StorageImpl& storage) {
+  return reinterpret_cast<std::intptr_t>(storage.data());
+}
+
+// Whether two storages are in one memory, as those of torch.from_numpy(). On "meta" there is none.
+bool overlap(const c10::StorageImpl& one, const c10::StorageImpl& other) {
+  return one.data() != nullptr && one.device() == other.device() &&
+         meet(addressOf(other) - addressOf(one), one.nbytes(), other.nbytes());
+}
+
+// The bytes from the first element to the end of the last one; there are some.
+std::size_t extentOf(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (const auto d : c10::irange(tensor.dim()))
+    last += (tensor.size(d) - 1) * tensor.stride(d);
+  return static_cast<std::size_t>(last + 1) * tensor.itemsize();
+}
+
 // Leaves inference mode, but stays without gradients.
 class KeepsTangents {
  public:
@@ -61,7 +85,7 @@ class KeepsTangents {
 
 }  // namespace
 
-const void* memoryOf(const at::Tensor& tensor) {
+const c10::StorageImpl* memoryOf(const at::Tensor& tensor) {
   return !tensor.defined() || !tensor.has_storage()
              ? nullptr
              : tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -98,11 +122,21 @@ at::Tensor joined(const std::vector<at::Tensor>& tensors) {
 }
 
 bool mayOverlap(const at::Tensor& one, const at::Tensor& other) {
-  const void* const memory = memoryOf(one);
-  if (memory == nullptr || memory != memoryOf(other)) return false;
+  const c10::StorageImpl* const memory = memoryOf(one);
+  const c10::StorageImpl* const others = memoryOf(other);
+  if (memory == nullptr || others == nullptr) return false;
+  const bool plain = !at::isTensorSubclassLike(one) && !at::isTensorSubclassLike(other);
+  if (memory != others && !(plain && overlap(*memory, *others))) return false;
   if (one.numel() == 0 || other.numel() == 0) return false;
-  if (at::isTensorSubclassLike(one) || at::isTensorSubclassLike(other) ||
-      one.scalar_type() != other.scalar_type() || one.strides() != other.strides()) {
+  if (!plain) return true;
+  const auto size = static_cast<std::intptr_t>(one.itemsize());
+  const std::intptr_t distance =
+      addressOf(*others) - addressOf(*memory) +
+      other.storage_offset() * static_cast<std::intptr_t>(other.itemsize()) -
+      one.storage_offset() * size;
+  if (!meet(distance, extentOf(one), extentOf(other))) return false;
+  if (one.scalar_type() != other.scalar_type() || one.strides() != other.strides() ||
+      distance % size != 0) {
     return true;
   }
   std::vector<Dimension> dimensions;
@@ -112,8 +146,7 @@ bool mayOverlap(const at::Tensor& one, const at::Tensor& other) {
   }
   std::sort(dimensions.begin(), dimensions.end(),
             [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
-  return reaches(other.storage_offset() - one.storage_offset(), dimensions.data(),
-                 dimensions.data() + dimensions.size());
+  return reaches(distance / size, dimensions.data(), dimensions.data() + dimensions.size());
 }
 
 }  // namespace weft::pipe

@@ -11,7 +11,7 @@
 namespace weft::pipe {
 
 // The storage that a tensor is in; nullptr if it has none, as a sparse one.
-const void* memoryOf(const at::Tensor& tensor);
+const c10::StorageImpl* memoryOf(const at::Tensor& tensor);
 
 // Whether two of the tensors are in one storage; of sparse ones, their values.
 WEFT_API bool shareStorage(const std::vector<at::Tensor>& tensors);
@@ -25,7 +25,8 @@ at::Tensor copyOf(const at::Tensor& tensor);
 // The same for at::cat().
 at::Tensor joined(const std::vector<at::Tensor>& tensors);
 
-// False when no element of the one is an element of the other; true also where that cannot be told.
-bool mayOverlap(const at::Tensor& one, const at::Tensor& other);
+// False when no element of the one is an element of the other; true also where that cannot be told:
+// of different strides or types that begin before the other's end.
+WEFT_API bool mayOverlap(const at::Tensor& one, const at::Tensor& other);
 
 }  // namespace weft::pipe

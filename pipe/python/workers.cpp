@@ -107,6 +107,17 @@ std::unique_ptr<StageRun> makeStageRun(std::size_t stage, std::size_t micro_batc
   return std::make_unique<StageRun>(context);
 }
 
+// The places of those that may have common elements, in pairs.
+std::vector<std::pair<std::size_t, std::size_t>> overlapping(const Tensors& tensors) {
+  std::vector<std::pair<std::size_t, std::size_t>> found;
+  for (std::size_t k = 1; k < tensors.size(); ++k) {
+    for (std::size_t j = 0; j < k; ++j) {
+      if (mayOverlap(tensors[j], tensors[k])) found.emplace_back(j, k);
+    }
+  }
+  return found;
+}
+
 void bindDistributedGradients(py::module_& pipe) {
   py::enum_<BackwardKind>(pipe, "BackwardKind")
       .value("all", BackwardKind::kAll)
@@ -160,6 +171,9 @@ void bindWorkers(py::module_& pipe) {
       .def("wait", &wait, "Until all has arrived. RuntimeError: something did not.");
   pipe.def("share_storage", &shareStorage, py::arg("tensors"),
            "Whether two of the tensors are in one storage; of sparse ones, their values.");
+  pipe.def("overlapping", &overlapping, py::arg("tensors"),
+           "The places, in pairs, of those that may have common elements: where the strides or the "
+           "types differ, of those that begin before the other's end.");
   pipe.def("next_mini_batch_number", &nextMiniBatchNumber,
            "What micro_batch() tells of a mini-batch; no two have the same.");
   py::class_<StageRun>(pipe, "StageRun", "A stage of this worker runs on this thread meanwhile.")

@@ -101,11 +101,50 @@ class HasSlices(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        whole = torch.ones(3, 4)
-        self.even, self.odd = nn.Parameter(whole[:, ::2]), nn.Parameter(whole[:, 1::2])
+        whole = torch.ones(4, 4)
+        self.even, self.odd = nn.Parameter(whole[:3, ::2]), nn.Parameter(whole[:3, 1::2])
+        self.bias = nn.Parameter(whole[3, :3])
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ torch.cat([self.even, self.odd], 1).t()
+        return x @ torch.cat([self.even, self.odd], 1).t() + self.bias
+
+
+def has_flat_weights() -> nn.Module:
+    """An LSTM whose weights are in one memory, as cuDNN lays them out."""
+    lstm = nn.LSTM(4, 3)
+    flat = torch.cat([one.detach().flatten() for one in lstm.parameters()])
+    sizes = [one.numel() for one in lstm.parameters()]
+    for one, part in zip(lstm.parameters(), flat.split(sizes), strict=True):
+        one.data = part.view_as(one)
+    return nn.Sequential(lstm, First())
+
+
+class First(nn.Module):
+    def forward(self, values: tuple[Tensor, object]) -> Tensor:
+        return values[0]
+
+
+class SharesNumbers(nn.Linear):
+    """Two storages of one memory."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        numbers = torch.ones(4).numpy()
+        self.whole, self.end = (
+            nn.Parameter(torch.from_numpy(one)) for one in (numbers, numbers[1:])
+        )
+
+
+class HasConstants(nn.Linear):
+    """Expanded ones."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("one", torch.ones(1).expand(3))
+        self.register_buffer("two", torch.full((1,), 2.0).expand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.one + self.two
 
 
 class Numbers(nn.Module):
@@ -150,6 +189,8 @@ def refused() -> None:
         step([nn.LazyLinear(3)], ["12"])
     with pytest.raises(ValueError, match=r"'0.\w+' and '0.\w+' have memory in common"):
         step([SharesParameters()], ["1"])
+    with pytest.raises(ValueError, match=r"'0.whole' and '0.end' have memory in common"):
+        step([SharesNumbers()], ["1"])
     with pytest.raises(RuntimeError, match=r"changes its buffer '0.whole', .*shared memory"):
         step([SharesBuffers(changes=True)], ["1"])
     with pytest.raises(RuntimeError, match=r"the loss changes its buffer 'mean'"):
@@ -164,6 +205,8 @@ def refused() -> None:
     step([SharesBuffers(changes=True)], ["0"])
     step([SharesBuffers(changes=False)], ["1"])
     step([HasSlices()], ["1"])
+    step([has_flat_weights()], ["1"])
+    step([HasConstants()], ["1"])
     step([nn.Linear(4, 3)], ["0"], LossWithMean())
     step([nn.Linear(4, 3)], ["1"], nn.CrossEntropyLoss(weight=torch.ones(3)))
     remote = weft.RemoteModule("worker1/cpu", nn.Linear, (4, 3))

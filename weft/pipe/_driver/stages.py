@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from weft import _C
 from weft._remote import owner
 from weft.pipe._partition import WithDevice, check_sequential, device_of
 from weft.pipe._workers.job import SkipRoute, StagePlace
@@ -128,8 +128,13 @@ def _sharing_buffers(layer: Layer) -> set[str]:
     Raises:
         ValueError: a parameter shares some.
     """
+    names = {one: key for key, one in layer.module.named_parameters()}
+    names |= {one: key for key, one in layer.module.named_buffers()}
+    tensors = list(names)
     found: set[str] = set()
-    for (key, one), (other_key, other) in _sharing(layer.module):
+    for pair in _C.pipe.overlapping(tensors):
+        one, other = (tensors[at] for at in pair)
+        key, other_key = names[one], names[other]
         if isinstance(one, nn.Parameter) or isinstance(other, nn.Parameter):
             raise ValueError(
                 f"'{layer.name}.{key}' and '{layer.name}.{other_key}' have memory in common, and would "
@@ -138,47 +143,6 @@ def _sharing_buffers(layer: Layer) -> set[str]:
             )
         found |= {key, other_key}
     return found
-
-
-def _sharing(module: nn.Module) -> Iterator[tuple[tuple[str, Tensor], tuple[str, Tensor]]]:
-    """Pairs of its tensors, with their names, that have elements in common."""
-    tensors = {id(one): (key, one) for key, one in module.named_parameters()}
-    tensors |= {id(one): (key, one) for key, one in module.named_buffers()}
-    found = [
-        (key, one)
-        for key, one in tensors.values()
-        if not is_lazy(one) and one.layout is torch.strided and one.numel() and one.data_ptr()
-    ]
-    found.sort(key=lambda pair: (str(pair[1].device), pair[1].data_ptr()))
-    for at, one in enumerate(found):
-        for other in found[at + 1 :]:
-            if not _may_overlap(one[1], other[1]):
-                break
-            if _overlap(one[1], other[1]):
-                yield one, other
-
-
-def _may_overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the other begins before the end of the one."""
-    return one.device == other.device and other.data_ptr() < one.data_ptr() + _extent(one)
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether they have an element in common; the one begins first."""
-    size = one.element_size()
-    ahead, rest = divmod(other.data_ptr() - one.data_ptr(), size)
-    if rest or other.element_size() != size:
-        return True
-    last = max(_extent(one) // size, ahead + _extent(other) // size)
-    taken = torch.zeros(last, dtype=torch.bool, device="cpu")
-    taken.as_strided(one.shape, one.stride()).fill_(True)
-    return bool(taken.as_strided(other.shape, other.stride(), ahead).any())
-
-
-def _extent(tensor: Tensor) -> int:
-    """The bytes from its first element to its last one; it has some."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((size - 1) * stride for size, stride in pairs)) * tensor.element_size()
 
 
 def _refuse_lazy_parameters(name: str, module: nn.Module) -> None:
