@@ -42,16 +42,15 @@ py::tuple asTuple(const py::object& value) {
 class PickledValues final : public PythonValues {
  public:
   // With the GIL.
-  PickledValues(py::object pack, py::object unpack, py::object apart)
-      : pack_(std::move(pack)), unpack_(std::move(unpack)), apart_(std::move(apart)) {}
+  PickledValues(py::object pack, py::object unpack)
+      : pack_(std::move(pack)), unpack_(std::move(unpack)) {}
   ~PickledValues() override {
     dropWithGil(pack_);
     dropWithGil(unpack_);
-    dropWithGil(apart_);
   }
 
-  StageArguments unpack(const Parcel& parcel, const c10::FunctionSchema& schema) override {
-    return withGil([&] { return arguments(value(parcel), schema); });
+  Values unpack(const Parcel& parcel, const c10::FunctionSchema& schema) override {
+    return withGil([&] { return converted(asTuple(value(parcel)), schema); });
   }
 
   Tensors unpackGradients(const Parcel& parcel) override {
@@ -80,19 +79,12 @@ class PickledValues final : public PythonValues {
     });
   }
 
-  // With the GIL.
-  StageArguments arguments(py::object value, const c10::FunctionSchema& schema) const {
-    const bool apart = py::isinstance(value, apart_);
-    if (apart) value = value.attr("value");
-    return {converted(asTuple(value), schema), apart};
-  }
-
  private:
   py::object value(const Parcel& parcel) const {
     return unpack_(py::make_tuple(py::bytes(parcel.layout), parcel.tensors));
   }
 
-  py::object pack_, unpack_, apart_;
+  py::object pack_, unpack_;
 };
 
 torch::jit::Module moduleOf(const py::handle& script) {
@@ -101,7 +93,7 @@ torch::jit::Module moduleOf(const py::handle& script) {
 
 // The run and what it needs of Python.
 struct Run {
-  explicit Run(const py::tuple& codec) : python(codec[0], codec[1], codec[2]) {}
+  explicit Run(const py::tuple& codec) : python(codec[0], codec[1]) {}
 
   PickledValues python;
   std::optional<ScriptWorkerRun> run;
@@ -152,7 +144,7 @@ void give(Run& self, const py::dict& values, const py::object& layer) {
   const auto& schema = moduleOf(layer).get_method("forward").function().getSchema();
   for (const auto& [number, value] : values) {
     self.run->give(number.cast<std::int64_t>(),
-                   self.python.arguments(py::reinterpret_borrow<py::object>(value), schema));
+                   {converted(asTuple(py::reinterpret_borrow<py::object>(value)), schema)});
   }
 }
 
@@ -205,8 +197,8 @@ void bindWorkerRun(py::module_& pipe) {
       .def(py::init(&makeRun), py::arg("names"), py::arg("places"), py::arg("stages"),
            py::arg("mini_batch"), py::arg("tasks"), py::arg("recompute"), py::arg("trains"),
            py::arg("criterion"), py::arg("targets"), py::arg("weights"), py::arg("codec"),
-           "`names` of the pipeline, this worker and the driver; `codec`: pack, unpack and the "
-           "class Apart of weft.pipe._workers.parcels.")
+           "`names` of the pipeline, this worker and the driver; `codec`: pack and unpack of "
+           "weft.pipe._workers.parcels.")
       .def("give", &give, py::arg("values"), py::arg("layer"),
            "The first stage's inputs, by micro-batch, for its first layer.")
       .def("run", &run, py::arg("abandoned"),

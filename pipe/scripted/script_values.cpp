@@ -206,22 +206,20 @@ Parcel pack(const at::IValue& value, PythonValues* python) {
   auto tensors = differentTensors(value);
   if (!tensors) return mustHavePython(python).pack(value);
   std::string how(1, value.isTuple() ? layout::kTuple : layout::kList);
-  if (shareStorage(*tensors)) how.insert(how.begin(), layout::kApart);
+  if (shareStorage(*tensors)) how.insert(how.begin(), layout::kLostSharing);
   return {std::move(how), std::move(*tensors)};
 }
 
 StageArguments unpack(Parcel parcel, const c10::FunctionSchema& schema, PythonValues* python) {
   std::string_view how = parcel.layout;
-  const bool apart = !how.empty() && how[0] == layout::kApart;
-  if (apart) how.remove_prefix(1);
+  const bool lost = !how.empty() && how[0] == layout::kLostSharing;
+  if (lost) how.remove_prefix(1);
   const auto is = [&](char kind) { return how.size() == 1 && how[0] == kind; };
-  if (how.empty() && parcel.tensors.size() == 1) return {{parcel.tensors[0]}, apart};
-  if (is(layout::kTuple)) return {{parcel.tensors.begin(), parcel.tensors.end()}, apart};
-  if (is(layout::kList)) return {{c10::List<at::Tensor>(parcel.tensors)}, apart};
+  if (how.empty() && parcel.tensors.size() == 1) return {{parcel.tensors[0]}, lost};
+  if (is(layout::kTuple)) return {{parcel.tensors.begin(), parcel.tensors.end()}, lost};
+  if (is(layout::kList)) return {{c10::List<at::Tensor>(parcel.tensors)}, lost};
   parcel.layout = std::string(how);
-  StageArguments made = mustHavePython(python).unpack(parcel, schema);
-  made.apart |= apart;
-  return made;
+  return {mustHavePython(python).unpack(parcel, schema), lost};
 }
 
 Parcel packGradients(const Tensors& gradients) {

@@ -26,21 +26,21 @@ using Values = std::vector<at::IValue>;
 namespace layout {
 inline constexpr char kList = '*';   // then, where some are None, a byte for each: 0 for these
 inline constexpr char kTuple = '(';  // nothing at all: one tensor
-// The tensors of the layout that follows had one memory where they come from.
-inline constexpr char kApart = '&';
+// Before a layout whose tensors shared memory at the sender.
+inline constexpr char kLostSharing = '&';
 }  // namespace layout
 
 // The arguments of a stage.
 struct StageArguments {
   Values values;
-  bool apart = false;  // some had one memory where they come from, and have not here
+  bool lost_sharing = false;  // some shared memory at the sender, and are separate copies here
 };
 
 // What only Python can do. Called without the GIL; throws what Python raises.
 class PythonValues {
  public:
   virtual ~PythonValues() = default;
-  virtual StageArguments unpack(const Parcel& parcel, const c10::FunctionSchema& schema) = 0;
+  virtual Values unpack(const Parcel& parcel, const c10::FunctionSchema& schema) = 0;
   virtual Tensors unpackGradients(const Parcel& parcel) = 0;
   virtual Parcel pack(const at::IValue& value) = 0;
   // The arguments as a call from Python would convert them.

@@ -149,7 +149,7 @@ at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments argumen
   const Tensors tensors = tensorsOf(arguments.values);
   held.inputs = thatWantGradients(tensors);
   std::vector<Version> versions;
-  if (again || arguments.apart) versions = withVersions(tensors);
+  if (again || arguments.lost_sharing) versions = withVersions(tensors);
   StageContext context = at;
   context.checkpointing = again;
   std::unique_ptr<RepeatedDraws> draws;

@@ -351,10 +351,10 @@ TEST(ScriptValues, ComeAsTheyWere) {
   };
   EXPECT_TRUE(come(x).values.at(0).toTensor().is_same(x));
   const StageArguments both = come(c10::ivalue::Tuple::create({x, y}));
-  EXPECT_FALSE(both.apart);
+  EXPECT_FALSE(both.lost_sharing);
   EXPECT_TRUE(both.values.at(1).toTensor().is_same(y));
   EXPECT_TRUE(come(c10::List<at::Tensor>({x, y})).values.at(0).isTensorList());
-  EXPECT_TRUE(come(c10::ivalue::Tuple::create({x, x.view({3, 2})})).apart);
+  EXPECT_TRUE(come(c10::ivalue::Tuple::create({x, x.view({3, 2})})).lost_sharing);
 }
 
 TEST(ScriptValues, NeedPythonWhereTheyAreNested) {

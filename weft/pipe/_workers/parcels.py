@@ -17,14 +17,17 @@ from weft.pipe._workers.values import cut, leaves, mapped, tensors_in
 Parcel = tuple[bytes, list[Tensor]]
 
 #: One tensor; a tuple or a list of different ones, after which a byte tells for each of a list
-#: whether it is there, unless all are; _APART before any of them. Other layouts are pickles.
+#: whether it is there, unless all are. Other layouts are pickles. _LOST_SHARING may be before each.
 #: Scripted stages read and write these in C++, pipe/scripted/script_values.h.
-_TENSOR, _TUPLE, _LIST, _APART = b"", b"(", b"*", b"&"
+_TENSOR, _TUPLE, _LIST, _LOST_SHARING = b"", b"(", b"*", b"&"
 _HOST = ("cpu", "meta")
 
 
-class Apart(NamedTuple):
-    """A value whose tensors shared memory where they come from, and do not where they are."""
+class LostSharing(NamedTuple):
+    """A value whose tensors shared memory at the sender, and are separate copies here.
+
+    A write to one of them would be seen in that one only.
+    """
 
     value: Any
 
@@ -32,28 +35,25 @@ class Apart(NamedTuple):
 def pack(value: Any, input: bool = False) -> Parcel:
     """The value apart from its tensors. A tensor that occurs twice stays one.
 
-    With ``input``, different tensors of one memory come as :class:`Apart`.
+    With ``input``, different tensors of one memory come as :class:`LostSharing`.
 
     Raises:
         TypeError: an ``input`` has tensors that want gradients where nobody finds them.
     """
     if type(value) is Tensor:
         return _TENSOR, [value]
-    if type(value) in (list, tuple):
-        layout = _layout_of(value)
-        if layout is not None:
-            tensors = [one for one in value if one is not None]
-            return (_APART if input and _C.pipe.share_storage(tensors) else b"") + layout, tensors
-    layout, tensors = internal.serialize(value)
-    if not input:
-        return layout, tensors
-    visible, apart = _are_visible(value, tensors), _C.pipe.share_storage(tensors)
-    if visible and not apart:
-        return layout, tensors
-    rref.drop_last()
-    if not visible:
-        raise _hidden(value)
-    return internal.serialize(Apart(value))
+    if isinstance(value, LostSharing):
+        layout, tensors = pack(value.value, input)
+        return _LOST_SHARING + layout.removeprefix(_LOST_SHARING), tensors
+    layout = _layout_of(value) if type(value) in (list, tuple) else None
+    if layout is not None:
+        tensors = [one for one in value if one is not None]
+    else:
+        layout, tensors = internal.serialize(value)
+        if input and not _are_visible(value, tensors):
+            rref.drop_last()
+            raise _hidden(value)
+    return (_LOST_SHARING if input and _C.pipe.share_storage(tensors) else b"") + layout, tensors
 
 
 def check_visible(value: Any) -> None:
@@ -86,8 +86,8 @@ def unpack(parcel: Parcel) -> Any:
         AttributeError: a class of the value is not known here.
     """
     layout, tensors = parcel
-    if layout[:1] == _APART:
-        return Apart(unpack((layout[1:], tensors)))
+    if layout[:1] == _LOST_SHARING:
+        return LostSharing(unpack((layout[1:], tensors)))
     if layout == _TENSOR:
         return tensors[0]
     if layout == _TUPLE:

@@ -15,7 +15,7 @@ from weft._observe import steps
 from weft._torch.checkpoints import end_checkpoints
 from weft.pipe._workers.graph import Graph
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
-from weft.pipe._workers.parcels import Apart, pack, portable, unpack
+from weft.pipe._workers.parcels import LostSharing, pack, portable, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.replicas import (
     Replicas,
@@ -133,7 +133,7 @@ class Run:
         if alone and self.part.places[-1].worker == self.part.name:
             for number in range(len(self.job.recompute)):
                 output = self._take(Sent.input, self._last + 1, number)
-                self._outputs.append(output.value if isinstance(output, Apart) else output)
+                self._outputs.append(output.value if isinstance(output, LostSharing) else output)
 
     def _last_task(self, replicas: Replicas) -> int:
         """The number of the last task of these stages; -1: fewer micro-batches than replicas, so none."""
@@ -214,11 +214,11 @@ class Run:
         }
         self._sent_last[task.stage] = task.micro_batch
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
-        apart = (
+        lost = (
             bool(stashed) and elsewhere and _C.pipe.share_storage(tensors_in(list(given.values())))
         )
         for (what, at), value in given.items():
-            self._send(what, at, task.micro_batch, Apart(value) if apart else value)
+            self._send(what, at, task.micro_batch, LostSharing(value) if lost else value)
 
     def _run_backward(self, task: Task) -> None:
         number, gradients = task.micro_batch, None

@@ -12,7 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from weft import _C
 from weft._observe import steps
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Sent
-from weft.pipe._workers.parcels import Apart, pack, unpack
+from weft.pipe._workers.parcels import pack, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import Task
 from weft.pipe._workers.splitting import split
@@ -103,7 +103,7 @@ class ScriptedRun:
             _loss_in_cpp(job.criterion) if _has_loss(part, job) else None,
             targets,
             list(job.weights),
-            (pack, unpack, Apart),
+            (pack, unpack),
         )
         if given:
             inputs = {at: value for (what, _, at), value in given.items() if what == Sent.input}

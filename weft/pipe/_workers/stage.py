@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft import _C
 from weft.pipe._partition import PipeSequential
-from weft.pipe._workers.parcels import Apart
+from weft.pipe._workers.parcels import LostSharing
 from weft.pipe._workers.values import (
     Versions,
     cut,
@@ -247,13 +247,13 @@ class Stage:
         """Runs the layers. Returns what to hold of the inputs, the output, and what was stashed."""
         again = recompute and torch.is_grad_enabled()
         given = [value, *skips.values()]
-        apart = any(isinstance(one, Apart) for one in given)
+        lost = any(isinstance(one, LostSharing) for one in given)
         value, *popped = (
-            placed(one.value if isinstance(one, Apart) else one, self.device) for one in given
+            placed(one.value if isinstance(one, LostSharing) else one, self.device) for one in given
         )
         skips = dict(zip(skips, popped, strict=True))
         tensors = tensors_in([value, popped])
-        versions = with_versions(tensors) if again or apart else []
+        versions = with_versions(tensors) if again or lost else []
         held = Held(  # before the stage runs, which may call requires_grad_() on them
             [leaf for leaf in leaves(value) if wants_gradient(leaf)],
             {at: one for at, one in skips.items() if wants_gradient(one)},
