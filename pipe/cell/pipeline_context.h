@@ -23,7 +23,7 @@ namespace weft::pipe {
 // Which micro-batches keep no graph and are run again in the backward.
 enum class Checkpoint : unsigned char { kNever, kExceptLast, kAlways };
 
-// How tasks are run; kAuto: as ThreadPolicy decides.
+// How tasks are run; kAuto: as ThreadPolicy decides. The others are for tests.
 enum class Threading : unsigned char { kAuto, kThreads, kInline };
 
 // Shared by the pipeline and by the graphs it made.

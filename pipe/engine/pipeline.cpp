@@ -70,7 +70,6 @@ Pipeline::~Pipeline() { rest(); }
 
 void Pipeline::rest() { context_->executor->stop(); }
 std::size_t Pipeline::threads() const { return context_->executor->threads(); }
-Threading Pipeline::threading() const { return context_->threading.load(); }
 void Pipeline::setThreading(Threading threading) { context_->threading.store(threading); }
 void Pipeline::startRecording() { context_->timeline.start(); }
 std::vector<Event> Pipeline::stopRecording() { return context_->timeline.stop(); }

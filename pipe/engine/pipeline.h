@@ -33,7 +33,7 @@ class WEFT_API Pipeline {
   // Ends the threads; they are started again when needed.
   void rest();
   std::size_t threads() const;
-  Threading threading() const;
+  // For tests.
   void setThreading(Threading threading);
   void startRecording();
   std::vector<Event> stopRecording();

@@ -232,9 +232,10 @@ void bind(py::module_& module) {
           "rest", [](Engine& self) { self.pipeline().rest(); },
           "Ends the threads; the next mini-batch starts them again.")
       .def_property_readonly("threads", [](Engine& self) { return self.pipeline().threads(); })
-      .def_property(
-          "threading", [](Engine& self) { return self.pipeline().threading(); },
-          [](Engine& self, Threading threading) { self.pipeline().setThreading(threading); })
+      .def(
+          "set_threading",
+          [](Engine& self, Threading threading) { self.pipeline().setThreading(threading); },
+          py::arg("threading"), "For tests: where tasks run, whatever would be faster.")
       .def("start_recording", [](Engine& self) { self.pipeline().startRecording(); })
       .def("stop_recording", &Engine::stopRecording);
   pipe.def("ensure_cuda_device_guard", &ensureCudaDeviceGuard,

@@ -33,7 +33,7 @@ class F(nn.Module):
 def make_pipe(module: nn.Sequential, way: str = "auto", **arguments) -> Pipe:
     """A Pipe whose tasks run the given way: on threads of their own, or on the caller's."""
     pipe = Pipe(module, **arguments)
-    pipe._engine.threading = getattr(_C.pipe.Threading, way)
+    pipe._engine.set_threading(getattr(_C.pipe.Threading, way))
     return pipe
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from weft import _C
 from weft.pipe._batchnorm import DeferredBatchNorm
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -281,7 +282,7 @@ def test_in_a_pipe_a_failed_mini_batch_does_not_count(mode):
     plain = nn.BatchNorm1d(4)
     pipe = piped([copy.deepcopy(plain), Fragile()], mode)
     # On threads the first stage may have run all micro-batches before the second stage fails.
-    pipe._engine.threading = type(pipe._engine.threading).inline
+    pipe._engine.set_threading(_C.pipe.Threading.inline)
     (batch,) = batches((4,), [9])
     pipe[0].bias.data.fill_(1000)
     for _ in range(2):

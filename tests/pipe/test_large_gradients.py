@@ -207,9 +207,9 @@ def test_after_a_backward_that_failed(mode):
     Fragile.wrong = False
     pipe.zero_grad()
     # The next Python code on the stages' threads is a backward: nothing of the error may be left.
-    pipe._engine.threading = _C.pipe.Threading.inline
+    pipe._engine.set_threading(_C.pipe.Threading.inline)
     loss = pipe(x).local_value().square().sum()
-    pipe._engine.threading = _C.pipe.Threading.threads
+    pipe._engine.set_threading(_C.pipe.Threading.threads)
     loss.backward()
     step(plain, x)
     assert_same(gradients(pipe), gradients(plain), atol=1e-4, rtol=1e-4)

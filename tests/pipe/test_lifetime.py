@@ -162,7 +162,7 @@ torch.set_num_threads(1)
 weft.init_rpc("alone", rank=0, world_size=1, init_method="file://" + tempfile.mktemp())
 from weft import _C
 pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), chunks=2)
-pipe._engine.threading = _C.pipe.Threading.threads
+pipe._engine.set_threading(_C.pipe.Threading.threads)
 x = torch.ones(4, 4)
 expected = pipe(x).local_value()
 child = os.fork()
@@ -190,7 +190,7 @@ from torch import nn
 weft.init_rpc("alone", rank=0, world_size=1, init_method="file://" + tempfile.mktemp())
 from weft import _C
 pipe = weft.Pipe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), chunks=2)
-pipe._engine.threading = _C.pipe.Threading.threads
+pipe._engine.set_threading(_C.pipe.Threading.threads)
 output = pipe(torch.ones(4, 4)).local_value()
 output.sum().backward()
 kept = pipe(torch.ones(4, 4)).local_value()

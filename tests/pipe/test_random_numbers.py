@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from weft import _C
 from weft.pipe import is_recomputing
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -186,7 +187,7 @@ def test_a_backward_that_draws(way):
     x = torch.randn(CHUNKS * 2, 32)
     found = []
     for running in ("inline", way, way, way):
-        pipe._engine.threading = type(pipe._engine.threading).__members__[running]
+        pipe._engine.set_threading(getattr(_C.pipe.Threading, running))
         torch.manual_seed(3)
         pipe.zero_grad()
         pipe(x).local_value().sum().backward()
