@@ -56,14 +56,6 @@ bool hasCompiled(const py::object& module) {
   return false;
 }
 
-bool hasHooks(py::handle module) {
-  for (const char* name :
-       {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}) {
-    if (isTrue(module.attr(name))) return true;
-  }
-  return false;
-}
-
 bool hasGlobalHooks() {
   return isTrue(py::module_::import("torch.nn.modules.module").attr("_has_any_global_hook")());
 }
@@ -120,9 +112,10 @@ void PythonStage::lookAtLayers() {
     const std::lock_guard lock(script_mutex_);  // another caller's mini-batch may run it
     script_.swap(now);
   }
-  bool hooked = hasGlobalHooks() || hasHooks(module_);
+  const py::object has_hooks = py::module_::import("weft.pipe._partition").attr("has_hooks");
+  bool hooked = hasGlobalHooks() || isTrue(has_hooks(module_));
   for (const py::handle layer : layers)
-    hooked |= hasHooks(layer);
+    hooked |= isTrue(has_hooks(layer));
   hooked_.store(hooked, std::memory_order_relaxed);
 }
 

@@ -139,8 +139,13 @@ def _more_than_a_chain(module: nn.Sequential) -> str | None:
         return "has a forward of its own"
     if module._parameters or module._buffers:
         return "has parameters or buffers of its own"
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return "has hooks" if any(getattr(module, name) for name in hooks) else None
+    return "has hooks" if has_hooks(module) else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module itself calls hooks of its own."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 class Split(NamedTuple):

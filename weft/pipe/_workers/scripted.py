@@ -11,14 +11,13 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from weft import _C
 from weft._observe import steps
+from weft.pipe._partition import has_hooks
 from weft.pipe._workers.job import Abandoned, Done, Job, Key, Sent
 from weft.pipe._workers.parcels import pack, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import Task
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.stage import Stage
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class SavedLoss(NamedTuple):
@@ -79,9 +78,7 @@ def _stage_runs_in_cpp(stage: Stage) -> bool:
 
 def is_scripted(module: Any) -> bool:
     """Whether TorchScript is all of it."""
-    return isinstance(module, torch.jit.ScriptModule) and not any(
-        getattr(module, name) for name in _HOOKS
-    )
+    return isinstance(module, torch.jit.ScriptModule) and not has_hooks(module)
 
 
 class ScriptedRun:
