@@ -4,7 +4,6 @@ one. Around a Pipe: test_transforms.py."""
 from __future__ import annotations
 
 import sys
-import threading
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from pipe_models import MODES, WAYS, F, assert_same, gradients, make_pipe, piped
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import hessian, jacfwd, jvp
-
-from weft import _C
-from weft._torch.patches import forward_ad as turns
 
 pytestmark = pytest.mark.usefixtures("alone")
 both = pytest.mark.parametrize("mode", MODES)
@@ -180,33 +176,3 @@ def test_a_stage_that_raises_leaves_its_level(mode, fails):
             pipe(X)
         pipe[1].raises = False
         pipe(X).local_value().sum().backward()
-
-
-@pytest.mark.parametrize("slope", [slope_by_jvp, slope_by_dual_level])
-def test_a_stage_that_keeps_its_level_for_long(monkeypatch, slope):
-    """Others wait for a time, not for ever, and leave nothing behind when they give up."""
-    monkeypatch.setattr(turns._Turns, "LONGEST", 0.3)
-    entered, gave_up = threading.Event(), threading.Event()
-
-    class Keeps(nn.Linear):
-        def forward(self, x):
-            if _C.pipe.micro_batch()[0] == 2:
-                with forward_ad.dual_level():
-                    entered.set()
-                    gave_up.wait(20)
-            return super().forward(x)
-
-    class Waits(F):
-        def forward(self, x):
-            entered.wait(20)
-            try:
-                return super().forward(x)
-            except RuntimeError:
-                gave_up.set()
-                raise
-
-    pipe = make_pipe(nn.Sequential(Keeps(4, 4), Waits(slope)), "threads", chunks=3)
-    with pytest.raises(RuntimeError, match=r"had not left its own after 0\.3 s"):
-        pipe(X)
-    assert gave_up.is_set()
-    pipe(X).local_value().sum().backward()
