@@ -1,4 +1,5 @@
-// The tensors that pass from one stage to another, and who else has their memory.
+// Tensors on their way from one stage to the next, and whether others share their memory, who must
+// not see a change in place.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -15,9 +15,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from weft.pipe._driver.checkpoint import Checkpoint, folder_at
-from weft.pipe._driver.elsewhere import LayersElsewhere
 from weft.pipe._driver.gradients import ReplicatedGradients
 from weft.pipe._driver.optimizer import PipeOptimizer
+from weft.pipe._driver.refused_methods import LayersElsewhere
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import shards, state
 

@@ -1,4 +1,4 @@
-"""What is done to the tensors in a value: nested tuples, lists and dictionaries, or one tensor."""
+"""Visits and replaces the tensors in a value: nested tuples, lists and dictionaries, or one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Pipe refuses because its layers are on workers: here it would do nothing, silently."""
+"""Methods of ``nn.Module`` that a Pipe refuses because its layers are on workers."""
 
 from __future__ import annotations
 
