@@ -32,6 +32,8 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
 
 WeftBackend::~WeftBackend() = default;
 
+void WeftBackend::release_resources() { comm_.reset(); }
+
 c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
   auto options = c10::make_intrusive<Options>(*options_);
   options->timeout = timeoutOr(milliseconds(0));

@@ -132,7 +132,7 @@ class WEFT_API WeftBackend : public c10d::Backend {
 
   // Called in place of the destructor while weak references remain, as the parent's ChildGroups
   // has.
-  void release_resources() override { comm_.reset(); }
+  void release_resources() override;
 
   // The backend for tensors on such a device; null if none was needed so far.
   c10::intrusive_ptr<c10d::Backend> delegate(c10::DeviceType device) const;
