@@ -70,9 +70,7 @@ def build(name: str):
         "real-view": lambda: torch.randn(50, 50, dtype=torch.complex64).real,
         "nan-and-inf": lambda: torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),
         "sparse-coo": lambda: eye,
-        "sparse-coo-coalesced": lambda: torch.sparse_coo_tensor(
-            [[5, 0, 5]], torch.ones(3, 700), (6, 700)
-        ).coalesce(),
+        "sparse-coo-large": lambda: torch.eye(700).to_sparse(1),
         "sparse-coo-uncoalesced": lambda: torch.sparse_coo_tensor(
             [[0, 0, 1]], [1.0, 2.0, 3.0], (1000,)
         ),
@@ -112,7 +110,7 @@ NAMES = [
     "inference", "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint64", "half",
     "bfloat16", "double", "float8-e4m3", "float8-e5m2", "complex64", "complex128",
     "complex-half", "conj", "conj-transposed", "neg", "real-view", "nan-and-inf", "sparse-coo",
-    "sparse-coo-coalesced", "sparse-coo-uncoalesced", "sparse-coo-hybrid", "sparse-coo-empty",
+    "sparse-coo-large", "sparse-coo-uncoalesced", "sparse-coo-hybrid", "sparse-coo-empty",
     "sparse-coo-grad", "quantised", "quantised-qint32", "quantised-channel", "parameter", "parameter-frozen",
 ]
 # fmt: on
