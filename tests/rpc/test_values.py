@@ -23,7 +23,6 @@ def build(name: str):
     torch.manual_seed(7)
     base = torch.randn(6, 5, 4)
     big = torch.randn(300, 200)
-    eye = torch.eye(4).to_sparse()
     return {
         "dense": lambda: base,
         "big": lambda: big,
@@ -69,7 +68,7 @@ def build(name: str):
         "neg": lambda: torch.randn(5, 5, dtype=torch.complex64).conj().imag,
         "real-view": lambda: torch.randn(50, 50, dtype=torch.complex64).real,
         "nan-and-inf": lambda: torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),
-        "sparse-coo": lambda: eye,
+        "sparse-coo": lambda: torch.eye(4).to_sparse(),
         "sparse-coo-large": lambda: torch.eye(700).to_sparse(1),
         "sparse-coo-uncoalesced": lambda: torch.sparse_coo_tensor(
             [[0, 0, 1]], [1.0, 2.0, 3.0], (1000,)
@@ -108,10 +107,10 @@ NAMES = [
     "expanded", "expanded-scalar", "overlapping", "flipped", "0-dim", "0-dim-view", "empty",
     "empty-shaped", "empty-slice", "64-dims", "leaf", "non-leaf", "leaf-big", "view-of-leaf",
     "inference", "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint64", "half",
-    "bfloat16", "double", "float8-e4m3", "float8-e5m2", "complex64", "complex128",
-    "complex-half", "conj", "conj-transposed", "neg", "real-view", "nan-and-inf", "sparse-coo",
-    "sparse-coo-large", "sparse-coo-uncoalesced", "sparse-coo-hybrid", "sparse-coo-empty",
-    "sparse-coo-grad", "quantised", "quantised-qint32", "quantised-channel", "parameter", "parameter-frozen",
+    "bfloat16", "double", "float8-e4m3", "float8-e5m2", "complex64", "complex128", "complex-half",
+    "conj", "conj-transposed", "neg", "real-view", "nan-and-inf", "sparse-coo", "sparse-coo-large",
+    "sparse-coo-uncoalesced", "sparse-coo-hybrid", "sparse-coo-empty", "sparse-coo-grad",
+    "quantised", "quantised-qint32", "quantised-channel", "parameter", "parameter-frozen",
 ]
 # fmt: on
 
