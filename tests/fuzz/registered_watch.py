@@ -22,6 +22,7 @@ from torch.distributed.rpc import internal
 import weft
 from weft._remote import named_tuples
 from weft._torch import pickle_limits, pickle_rules, request_policy, restricted_unpickler
+from weft._torch.printable import printable
 
 SLOWEST = 5.0  # seconds of one pickle, on a machine that does much else
 LARGEST = 256 << 20  # bytes that one pickle of some KiB may take
@@ -147,6 +148,7 @@ class Watch:
         sys.addaudithook(self._audit)
         self._record_names()
         torch.serialization._get_layout("torch.strided")  # it has a cache
+        printable("\x1b")  # imports an encoding
         self.before = self._snapshot()
 
     def _record_names(self) -> None:
