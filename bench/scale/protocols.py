@@ -20,8 +20,8 @@ def put(key: object, value: object = 1, size: int = 0) -> Ask:
     return Ask(lambda store: store.__setitem__(key, value), bytes=size)
 
 
-def put_first(key: str, value: object = 1) -> Ask:
-    return Ask(lambda store: store.setdefault(key, value))
+def put_first(key: str, value: object = 1, size: int = 0) -> Ask:
+    return Ask(lambda store: store.setdefault(key, value), bytes=size)
 
 
 def add(key: str, value: int) -> Ask:
@@ -63,18 +63,19 @@ def rpc_start(sim: Simulation, rank: int, ranks: int) -> Rank:
     yield get("secret", 128)
     yield put_first("kind")
     yield there(["outcome"])
-    yield add(f"claim/{rank}", 1)
-    yield put(f"member/{rank}", size=RECORD)
+    yield there(["outcome"])
+    yield put_first(f"member/{rank}", size=RECORD)
     began = sim.now
     if rank == 0:
-        keys = [f"member/{other}" for other in range(1, ranks)]
-        yield from wait_for(sim, keys, began)
-        yield read(keys, RECORD)
+        others = range(1, ranks)
+        yield from wait_for(sim, [f"ready/{other}" for other in others], began)
+        yield read([f"member/{other}" for other in others], RECORD)
         yield put("members", size=ranks * RECORD)
         yield put_first("outcome")
         return
     yield from wait_for(sim, ["member/0"], began)
     yield read(["member/0"], RECORD)
+    yield put(f"ready/{rank}")
     yield from wait_for(sim, ["outcome"], began)
     yield get("outcome")
     yield get("members", ranks * RECORD)

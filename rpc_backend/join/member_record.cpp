@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <sstream>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 
 #include "transport/base/parse_number.h"
 #include "transport/base/peer_name.h"
+#include "transport/io/socket.h"
 
 namespace weft::rpc {
 
@@ -150,6 +152,10 @@ void checkReadable(const MemberRecord& self, const std::string& who) {
   TORCH_CHECK_VALUE(
       isReadable(self), who,
       ": the other workers could not read its record; look at the worker names in its device maps");
+}
+
+bool isAlive(const MemberRecord& member) {
+  return transport::somebodyListens(member.address, std::chrono::seconds(1));
 }
 
 // Every worker reports the first pair that does not fit, in the same words.

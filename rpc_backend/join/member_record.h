@@ -45,6 +45,8 @@ std::vector<MemberRecord> parseMembers(const std::string& text, const std::strin
 bool isReadable(const MemberRecord& record);
 // Throws c10::ValueError if they cannot.
 void checkReadable(const MemberRecord& self, const std::string& who);
+// Whether the worker still listens. Takes 1 s where nothing answers.
+bool isAlive(const MemberRecord& member);
 // Throws c10::Error if the names, versions, world sizes or keys of these workers do not fit.
 void checkMembers(const MemberRecord& self, std::vector<MemberRecord> all);
 

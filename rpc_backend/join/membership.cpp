@@ -64,16 +64,14 @@ transport::GroupSecret Membership::secret(const std::string& key_file) {
   return secret;
 }
 
-std::int64_t Membership::claimRank() { return store_->add("claim/" + std::to_string(rank_), 1); }
-
 std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   checkReadable(self, me());
   agreeOnKind();
-  StaticMeeting meeting(*store_, self, timeout_);
-  returned_ = meeting.hasFormed();
-  if (returned_) return meeting.rejoin();
-  if (claimRank() > 1) meeting.rejectDuplicate();
-  return meeting.form();
+  StaticMeeting meeting(store_, self, timeout_);
+  std::vector<MemberRecord> others = meeting.run();
+  store_ = meeting.store();
+  returned_ = meeting.returned();
+  return others;
 }
 
 template <typename Change>
@@ -107,7 +105,7 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
     others = members;
     members.push_back(self);
   });
-  returned_ = claimRank() > 1;
+  returned_ = store_->add("claim/" + std::to_string(rank_), 1) > 1;
   return others;
 }
 

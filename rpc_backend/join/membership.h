@@ -5,11 +5,13 @@
 // timeout, and tells every 5 s whom it waits for.
 //
 // Keys (under "weft/"): `secret` (group id and key, by rank 0 or the first to come), `kind` (static
-// or dynamic), `claim/R` (a counter of the lives of that rank), `members` (the records of all).
-// A static group: `member/R` (MemberRecord), which rank 0 collects into `members`; `outcome`
-// ("formed", or why it can't form: the first that is written stays), `barriers` (how many it has
-// passed). A dynamic group: whoever changes `members` puts a new list in place of the one that it
-// has read, or tries again.
+// or dynamic), `members` (the records of all).
+// A static group: `member/R` (MemberRecord), which rank 0 collects into `members`; `ready/R` (that
+// rank has seen rank 0's record); `outcome` ("formed", or why it can't form: the first that is
+// written stays, or "over" follows), `barriers` (how many it has passed). The next meeting, when
+// one is over, has these under "again/1/", and so on. A dynamic group: `claim/R` (a counter of the
+// lives of that rank); whoever changes `members` puts a new list in place of the one that it has
+// read, or tries again.
 //
 // Failure: c10::Error; c10::DistNetworkError when the Store's server has ended (throwServerGone).
 #pragma once
@@ -54,14 +56,12 @@ class Membership {
 
  private:
   void agreeOnKind();
-  // How many lives of this rank there have been, with this one.
-  std::int64_t claimRank();
   // `change` takes the list of a dynamic group and changes it; it may be called again.
   template <typename Change>
   void updateMembers(const Change& change);
   std::string me() const;
 
-  c10::intrusive_ptr<c10d::Store> store_;  // under "weft/"
+  c10::intrusive_ptr<c10d::Store> store_;  // under "weft/"; of a static group, its meeting's
   const std::string name_;
   const std::int32_t rank_;
   const int world_;

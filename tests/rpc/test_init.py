@@ -297,6 +297,7 @@ def write_record(path: str, rank: int, text: str) -> None:
 
     store = dist.PrefixStore("weft", dist.PrefixStore("rpc_prefix_0", dist.FileStore(path, 2)))
     store.set(f"member/{rank}", text)
+    store.set(f"ready/{rank}", "ready")
     write_record.store = store  # FileStore removes its file with its last user
 
 

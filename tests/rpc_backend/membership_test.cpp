@@ -249,6 +249,18 @@ TEST(Membership, ADynamicGroupKnowsAllWhoJoined) {
   EXPECT_EQ(next.join(someRecord(2, "next", 0)).size(), 4U);
 }
 
+TEST(Membership, TwoOfOneRankThatCannotReachEachOtherAreRefused) {
+  const auto store = newStore();
+  const auto errors = onThreads(3, [&](int i) {
+    const std::int32_t rank = std::min(i, 1);
+    MemberRecord record = someRecord(rank, "w" + std::to_string(i), 3);
+    record.address += std::to_string(i);
+    Membership(store, record.name, rank, 3).meet(record);
+  });
+  for (const auto& error : errors)
+    EXPECT_NE(error.find("two workers were started with rank 1"), std::string::npos) << error;
+}
+
 TEST(Membership, TheLostAreForgottenTheirSuccessorsAreNot) {
   const auto store = newStore();
   Membership first(store, "a", 0, 0);
