@@ -37,7 +37,8 @@ class Membership {
 
   // Static groups: posts `self` and waits for all. Each compares itself with rank 0, which checks
   // all. What does not fit (duplicate names, versions, world_size) throws on every worker. A group
-  // that has formed already takes a worker that died back under its rank and name.
+  // that has formed already takes a worker that died back under its rank and name; if nobody of it
+  // lives, another one forms.
   std::vector<MemberRecord> meet(const MemberRecord& self);
 
   // Whether this rank had a former life, which is dead or has left.

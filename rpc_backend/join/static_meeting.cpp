@@ -10,6 +10,7 @@
 
 #include "rpc_backend/join/store_access.h"
 #include "transport/base/peer_name.h"
+#include "transport/io/socket.h"
 
 namespace weft::rpc {
 
@@ -18,7 +19,8 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr milliseconds kProgressEvery{5000};
-constexpr milliseconds kSlice{250};  // how soon a waiting worker notices that the group can't form
+constexpr milliseconds kSlice{250};   // how soon a waiting worker notices that the group can't form
+constexpr milliseconds kProbe{5000};  // for a member to answer; longer than a lost packet costs
 constexpr const char* kOutcomeKey = "outcome";
 constexpr const char* kFormed = "formed";  // the outcome
 constexpr const char* kOver = "over";  // another meeting follows; any other: why none can be formed
@@ -85,7 +87,7 @@ std::optional<StaticMeeting::Members> StaticMeeting::attend(bool is_first) {
     const std::string holder = store_->compareSet(memberKey(self_.rank), std::string(), text_);
     if (holder == text_ && end != kFormed) return self_.rank == 0 ? collect() : follow();
     if (holder != text_) refuseIfAlive(holder, end, is_first);
-    if (end != kFormed) {
+    if (end != kFormed || !anotherLives()) {
       store_->compareSet(kOutcomeKey, end, kOver);
     } else if (auto others = rejoin(holder)) {
       return others;
@@ -101,6 +103,8 @@ std::optional<StaticMeeting::Members> StaticMeeting::rejoin(const std::string& h
                 "'; a worker that is started again keeps its rank and name");
     if (store_->compareSet(memberKey(self_.rank), holder, text_) != text_) return std::nullopt;
   }
+  // Whoever found nobody alive before this record was there has ended the meeting.
+  if (outcome() == kOver) return std::nullopt;
   returned_ = true;
   // After this one's record is there, so that of two that come back at once one sees the other.
   Members members = readFormed();
@@ -119,6 +123,13 @@ void StaticMeeting::refuseIfAlive(const std::string& holder, const std::string& 
                           "'); give every worker a rank of its own";
   endWith(why);
   TORCH_CHECK(false, why);
+}
+
+bool StaticMeeting::anotherLives() {
+  std::vector<std::string> addresses;
+  for (const MemberRecord& member : readFormed())
+    addresses.push_back(member.address);
+  return transport::somebodyListens(addresses, kProbe);
 }
 
 std::vector<MemberRecord> StaticMeeting::readFormed() {

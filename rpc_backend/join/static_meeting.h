@@ -5,10 +5,10 @@
 // and posts the list; the others compare themselves with rank 0 and wait for the outcome. So each
 // worker but rank 0 exchanges as many messages with the Store in a large group as in a small one.
 //
-// The Store may remember former lives: of a worker that ended while others waited. In
+// The Store may remember former lives: of a worker that ended while others waited, or of all. In
 // one meeting a rank has one record, until the group has formed. A worker that finds the record of
 // a former life, which is dead, ends the meeting, and all who wait go on to the next one. In a
-// group that has formed it takes the former's place.
+// group that has formed it takes the former's place, as long as another worker lives.
 //
 // Threads: one. Every wait is bounded by `timeout`, and tells every 5 s whom it waits for.
 // Failure: as Membership. What ends the meeting is its outcome, which all workers throw.
@@ -53,6 +53,7 @@ class StaticMeeting {
   void refuseIfAlive(const std::string& holder, const std::string& outcome, bool is_first);
   // Of a group that has formed. Nothing: another process has this rank meanwhile, or it is over.
   std::optional<Members> rejoin(const std::string& holder);
+  bool anotherLives();
   Members readFormed();
 
   // "": none yet.

@@ -1,5 +1,5 @@
 """Groups of fixed size that form through a Store which remembers earlier processes: of a worker that
-ended before the group had formed."""
+ended before the group had formed, or of a whole group."""
 
 from __future__ import annotations
 
@@ -89,6 +89,31 @@ def test_two_successors_of_one_worker_are_refused_and_so_is_who_waits():
             assert "two workers were started with rank 1" in worker.failure(SOON).message
 
 
+def form(group: Forming, world: int) -> None:
+    for rank in range(world):
+        group.enter(group[rank], rank, world)
+    check_all_met(group[:world])
+
+
+@pytest.mark.parametrize("world", [2, 3, 1], ids=["as-many", "more", "fewer"])
+def test_workers_that_all_died_meet_anew(world):
+    """Nobody's init_rpc returns before all are there."""
+    with Forming(2) as group:
+        form(group, 2)
+        for rank in range(2):
+            group[rank].kill()
+        back = [group.again(rank, world) for rank in reversed(range(world))]
+        check_all_met(back[::-1])
+
+
+def test_a_group_that_lives_takes_no_worker_of_a_larger_one():
+    with Forming(2) as group:
+        form(group, 2)
+        error = group.enter(group.add(), 2, 3).failure(SOON)
+        assert "were started with different world_size" in error.message
+        assert group[0].call(ask_all, 2)[0] == group[0].pid
+
+
 def test_a_group_that_could_not_form_forms_when_it_is_started_again():
     with Forming(2) as group:
         for rank in range(2):
@@ -124,9 +149,9 @@ print(f"rank {rank} of life {life} is done", flush=True)
 """
 
 
-@pytest.mark.parametrize("dies", ["before"])
+@pytest.mark.parametrize("dies", ["before", "after"])
 def test_what_torchrun_starts_again_forms_a_new_group(tmp_path, dies):
-    """Rank 1 of the first life ends before the group has formed."""
+    """Rank 1 of the first life ends before the group has formed, or after."""
     program = tmp_path / "lives.py"
     program.write_text(LIVES)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/wire/wire_reader.h"
@@ -229,14 +230,24 @@ TEST(MessageRouter, AWorkerThatComesBackHasItsEntryAgain) {
   EXPECT_EQ(&directory.byId(1), before);
 }
 
+MemberRecord recordOf(std::int32_t rank, const std::string& address) {
+  MemberRecord record;
+  record.rank = rank;
+  record.world = 2;
+  record.name = "worker" + std::to_string(rank);
+  record.auth = "store";
+  record.policy = "any";
+  record.address = address;
+  return record;
+}
+
 TEST(MessageRouter, ACountOfBarriersThatIsNoneIsNamed) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  {
-    World first(kNobodyHasThis, 1, store);
-    first.group.join(first.group.secret());
-  }
-  static_cast<c10d::Store&>(*store).set("weft/barriers", "many");  // HashStore hides it
-  World again(kNobodyHasThis, 1, store);
+  World again;  // after a life of rank 0 that ended
+  std::thread other(
+      [&] { Membership(again.store, "worker1", 1, 2).meet(recordOf(1, again.peer->address())); });
+  Membership(again.store, "worker0", 0, 2).meet(recordOf(0, "weft1;tcp=127.0.0.1:9"));
+  other.join();
+  static_cast<c10d::Store&>(*again.store).set("weft/barriers", "many");  // HashStore hides it
   try {
     again.group.join(again.group.secret());
     FAIL() << "it joined";

@@ -8,10 +8,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "transport/base/os/system_error.h"
 #include "transport/io/address.h"
@@ -23,6 +26,7 @@ constexpr int kBacklog = 1024;
 // A Unix stream's pipe is its sender's buffer: with the default 208 KiB large messages stop
 // and go. The kernel caps this at net.core.wmem_max.
 constexpr int kUnixSendBuffer = 2 << 20;
+constexpr std::size_t kAskedAtOnce = 256;  // sockets
 constexpr int kFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 struct SocketAddress {
@@ -100,6 +104,44 @@ Connecting startConnect(const SocketAddress& address, void (*tune)(int fd)) {
   return {std::move(fd), error};
 }
 
+// To the process behind a peer's address.
+Connecting connectPeer(const std::string& address) {
+  const Result<Address> parsed = parseAddress(address);
+  if (!parsed.ok()) return {UniqueFd(), EINVAL};
+  const Address& where = parsed.value();
+  // The name of a Unix socket is random: unlike a port, nobody else has got it since.
+  if (where.hasUnix() && !where.host.empty() && where.host == hostIdentity())
+    return connectUnix(where.unix_name);
+  if (!where.hasTcp()) return {UniqueFd(), EINVAL};
+  return connectTcp(where.tcp_host, where.tcp_port);
+}
+
+bool oneListens(std::span<const std::string> addresses, std::chrono::milliseconds wait) {
+  using std::chrono::steady_clock;
+  const auto end = steady_clock::now() + wait;
+  std::vector<UniqueFd> sockets;
+  std::vector<pollfd> pending;
+  for (const std::string& address : addresses) {
+    Connecting made = connectPeer(address);
+    if (made.error == 0 || made.error == EAGAIN) return true;  // EAGAIN: its queue is full
+    if (made.error != EINPROGRESS) continue;
+    pending.push_back({made.fd.get(), POLLOUT, 0});
+    sockets.push_back(std::move(made.fd));
+  }
+  while (!pending.empty()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - steady_clock::now());
+    if (left.count() <= 0) return false;
+    const int ready = ::poll(pending.data(), pending.size(), static_cast<int>(left.count()));
+    if (ready < 0 && errno != EINTR) return false;
+    if (ready <= 0) continue;
+    for (const pollfd& one : pending) {
+      if (one.revents != 0 && connectError(one.fd) == 0) return true;
+    }
+    std::erase_if(pending, [](const pollfd& one) { return one.revents != 0; });
+  }
+  return false;
+}
+
 }  // namespace
 
 Result<BoundSocket> listenTcp(const std::string& host) {
@@ -141,19 +183,13 @@ int connectError(int fd) {
   return error;
 }
 
-bool somebodyListens(const std::string& address, std::chrono::milliseconds wait) {
-  const Result<Address> parsed = parseAddress(address);
-  if (!parsed.ok()) return false;
-  const Address& where = parsed.value();
-  // The name of a Unix socket is random: unlike a port, nobody else has got it since.
-  const bool by_name = where.hasUnix() && !where.host.empty() && where.host == hostIdentity();
-  if (!by_name && !where.hasTcp()) return false;
-  const Connecting made =
-      by_name ? connectUnix(where.unix_name) : connectTcp(where.tcp_host, where.tcp_port);
-  if (made.error == 0 || made.error == EAGAIN) return true;  // EAGAIN: its queue is full
-  if (made.error != EINPROGRESS) return false;
-  pollfd ready{made.fd.get(), POLLOUT, 0};
-  return ::poll(&ready, 1, static_cast<int>(wait.count())) == 1 && connectError(made.fd.get()) == 0;
+bool somebodyListens(std::span<const std::string> addresses, std::chrono::milliseconds wait) {
+  while (!addresses.empty()) {
+    const auto asked = addresses.first(std::min(addresses.size(), kAskedAtOnce));
+    if (oneListens(asked, wait)) return true;
+    addresses = addresses.subspan(asked.size());
+  }
+  return false;
 }
 
 Result<uid_t> peerUser(int fd) {

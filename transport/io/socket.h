@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "transport/base/error.h"
@@ -32,9 +33,13 @@ Connecting connectTcp(const std::string& host, std::uint16_t port);
 Connecting connectUnix(const std::string& name);
 int connectError(int fd);  // how a connect in progress ended
 
-// Whether the process behind a peer's address still listens. False at once when nobody does, or
-// when nothing answers within `wait`. Blocks: not for the loop thread.
-bool somebodyListens(const std::string& address, std::chrono::milliseconds wait);
+// Whether the process behind one of these addresses of peers still listens. False at once when none
+// does, or when nothing answers within `wait`, which begins anew for every 256 addresses. Blocks:
+// not for the loop thread.
+bool somebodyListens(std::span<const std::string> addresses, std::chrono::milliseconds wait);
+inline bool somebodyListens(const std::string& address, std::chrono::milliseconds wait) {
+  return somebodyListens(std::span(&address, 1), wait);
+}
 
 // The user at the other end of a connected Unix socket, as the kernel recorded it: who dialled,
 // when it dialled; who listens, when it began to.
