@@ -68,6 +68,7 @@ void WeftAgent::joinGroup() {
     shutdownImpl();
     throwServerGone(store_, error);
   } catch (...) {
+    parts_->group.withdraw();
     shutdownImpl();
     throw;
   }

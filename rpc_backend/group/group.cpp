@@ -52,7 +52,7 @@ transport::GroupSecret Group::secret() {
   return membership_.secret(file.empty() ? environment::value(environment::kAuthKeyFile) : file);
 }
 
-MemberRecord Group::ownRecord() const {
+MemberRecord Group::ownRecord(const transport::GroupSecret& secret) const {
   MemberRecord record;
   record.rank = context_.rank;
   record.world = world_size_.value_or(0);
@@ -62,19 +62,19 @@ MemberRecord Group::ownRecord() const {
   record.device_count = device_count_;
   record.devices = context_.options.devices;
   record.device_maps = context_.options.device_maps;
+  record.auth = secret.from_file ? "file" : "store";
+  if (secret.from_file) record.key_check = transport::keyCheck(secret.key, secret.group_id);
   return record;
 }
 
 void Group::join(const transport::GroupSecret& secret) {
-  MemberRecord self = ownRecord();
-  self.auth = secret.from_file ? "file" : "store";
-  if (secret.from_file) self.key_check = transport::keyCheck(secret.key, secret.group_id);
+  self_ = ownRecord(secret);
   directory_.add(context_.name, context_.rank);
-  std::vector<MemberRecord> all = isStatic() ? membership_.meet(self) : membership_.join(self);
+  std::vector<MemberRecord> all = isStatic() ? membership_.meet(self_) : membership_.join(self_);
   for (const MemberRecord& member : all)
     admit(member);
-  if (!secret.from_file && spansHosts(all, self)) transport::warnOfKeyInStore();
-  all.push_back(self);
+  if (!secret.from_file && spansHosts(all, self_)) transport::warnOfKeyInStore();
+  all.push_back(self_);
   // Every worker finds the same fault first.
   std::sort(all.begin(), all.end(),
             [](const MemberRecord& a, const MemberRecord& b) { return a.rank < b.rank; });
@@ -107,7 +107,7 @@ void Group::dismiss(worker_id_t member) {
 
 void Group::announce() {
   if (isStatic() && !hasReturned()) return;
-  const std::string text = ownRecord().toText();
+  const std::string text = self_.toText();
   std::vector<std::pair<MemberRecord, FuturePtr>> acks;
   for (const MemberRecord& member : members_.all()) {
     const auto id = static_cast<worker_id_t>(member.rank);
@@ -147,6 +147,16 @@ void Group::leave() {
   // After an error the peer is gone too, or sees the connection end: either way it knows.
   for (auto& ack : acks)
     awaitInterruptibly(*ack);
+}
+
+void Group::withdraw() noexcept {
+  if (isStatic() || self_.address.empty()) return;
+  try {
+    membership_.withdraw(self_.address);
+  } catch (const std::exception& error) {
+    logInfo(context_.me() +
+            " could not take itself off the group's list of workers: " + error.what());
+  }
 }
 
 std::vector<std::int32_t> Group::barrier(milliseconds timeout, bool last) {
@@ -248,7 +258,10 @@ void Group::updateList(worker_id_t peer) {
         dead = is_dead();
         for (const MemberRecord& member : members_.all()) {
           if (member.rank != peer) continue;
-          dead ? membership_.forget(member.rank, member.address) : membership_.restore(member);
+          if (dead)
+            membership_.forget(member.rank, member.address);
+          else
+            membership_.restore(member);
         }
       } while (dead != is_dead());
     } catch (const std::exception& error) {

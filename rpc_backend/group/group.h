@@ -43,6 +43,8 @@ class Group {
   void announce();
   // Dynamic groups: leaves, and waits until the others know.
   void leave();
+  // After join() or announce() has failed. Dynamic groups: takes this worker off the list.
+  void withdraw() noexcept;
   // As WeftAgent::barrier().
   std::vector<std::int32_t> barrier(milliseconds timeout, bool last);
   // Sends a message to the peer, so that its loss is noticed. Returns at once.
@@ -86,7 +88,7 @@ class Group {
   void updateList(worker_id_t peer);
 
  private:
-  MemberRecord ownRecord() const;
+  MemberRecord ownRecord(const transport::GroupSecret& secret) const;
   void admit(const MemberRecord& member);
   void dismiss(worker_id_t member);
 
@@ -96,6 +98,7 @@ class Group {
   const std::optional<int> world_size_;
   const int device_count_;
   Membership membership_;
+  MemberRecord self_;  // from join() on
   Directory directory_;
   MemberTable members_;
   PeerLosses losses_;

@@ -18,6 +18,10 @@ namespace {
 
 constexpr milliseconds kUnboundedReplacement{30 * 60 * 1000};  // for a Store without timeout
 
+bool contains(const std::vector<MemberRecord>& members, std::int32_t rank) {
+  return std::ranges::any_of(members, [&](const auto& member) { return member.rank == rank; });
+}
+
 }  // namespace
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank,
@@ -97,9 +101,8 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   agreeOnKind();
   std::vector<MemberRecord> others;
   updateMembers([&](std::vector<MemberRecord>& members) {
-    TORCH_CHECK(std::none_of(members.begin(), members.end(),
-                             [&](const MemberRecord& member) { return member.rank == rank_; }),
-                me(), ": the group already has a worker of rank ", rank_,
+    makeRoom(members);
+    TORCH_CHECK(!contains(members, rank_), me(), ": the group already has a worker of rank ", rank_,
                 "; give every worker a rank of its own");
     checkMembers(self, members);
     others = members;
@@ -107,6 +110,27 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
   });
   returned_ = store_->add("claim/" + std::to_string(rank_), 1) > 1;
   return others;
+}
+
+void Membership::makeRoom(std::vector<MemberRecord>& members) {
+  replaced_.clear();
+  std::erase_if(members, [&](const MemberRecord& member) {
+    const bool in_the_way = member.rank == rank_ || member.name == name_;
+    if (!in_the_way || isAlive(member)) return false;
+    replaced_.push_back(member);
+    return true;
+  });
+}
+
+void Membership::withdraw(const std::string& address) {
+  updateMembers([&](std::vector<MemberRecord>& members) {
+    std::erase_if(members, [&](const MemberRecord& member) {
+      return member.rank == rank_ && member.address == address;
+    });
+    for (const MemberRecord& member : replaced_) {
+      if (!contains(members, member.rank)) members.push_back(member);
+    }
+  });
 }
 
 void Membership::forget(std::int32_t rank, const std::string& address) {
@@ -119,10 +143,7 @@ void Membership::forget(std::int32_t rank, const std::string& address) {
 
 void Membership::restore(const MemberRecord& returned) {
   updateMembers([&](std::vector<MemberRecord>& members) {
-    const bool there = std::any_of(members.begin(), members.end(), [&](const MemberRecord& member) {
-      return member.rank == returned.rank;
-    });
-    if (!there) members.push_back(returned);
+    if (!contains(members, returned.rank)) members.push_back(returned);
   });
 }
 

@@ -44,8 +44,11 @@ class Membership {
   // Whether this rank had a former life, which is dead or has left.
   bool returned() const noexcept { return returned_; }
 
-  // Dynamic groups: adds `self` and returns who was there before.
+  // Dynamic groups: adds `self`, in the place of a dead worker of its rank or name, and returns who
+  // was there before.
   std::vector<MemberRecord> join(const MemberRecord& self);
+  // Undoes join(), which may have failed. `address`: of `self`.
+  void withdraw(const std::string& address);
   // Removes a member that leaves, or died without leaving. Its successor, which has the same rank
   // and another address, stays.
   void forget(std::int32_t rank, const std::string& address);
@@ -60,6 +63,8 @@ class Membership {
   // `change` takes the list of a dynamic group and changes it; it may be called again.
   template <typename Change>
   void updateMembers(const Change& change);
+  // Takes the dead that have this worker's rank or name off the list.
+  void makeRoom(std::vector<MemberRecord>& members);
   std::string me() const;
 
   c10::intrusive_ptr<c10d::Store> store_;  // under "weft/"; of a static group, its meeting's
@@ -68,6 +73,7 @@ class Membership {
   const int world_;
   const milliseconds timeout_;
   bool returned_ = false;
+  std::vector<MemberRecord> replaced_;  // by join()
 };
 
 }  // namespace weft::rpc

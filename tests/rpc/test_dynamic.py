@@ -8,7 +8,7 @@ import time
 import pytest
 from ports import free_port
 from waiting import wait_for, wait_until
-from workers import Group, Workers, join, keep_store, kept_store, leave
+from workers import Group, Workers, ended_by, join, keep_store, kept_store, leave
 
 SOON = 15
 
@@ -258,6 +258,58 @@ def test_the_successor_of_a_member_that_did_not_leave(way):
         assert group[0].call(members) == [(0, "worker0"), (1, "worker1")]
         assert group[0].call(call, "worker1") == "worker1"
         assert group[2].call(call, "worker0") == "worker0"
+
+
+@pytest.mark.parametrize("rank", [1, 2], ids=["rank", "name"])
+def test_the_only_member_is_killed_and_started_again(rank):
+    """Nobody is left who could take it off the list."""
+    with Dynamic(2) as group:
+        group.enter(0, 1, "actor")
+        group[0].kill()
+        group.enter(1, rank, "actor")
+        assert group[1].call(members) == [(rank, "actor")]
+        assert group[1].call(call, "actor") == "actor"
+
+
+def test_a_member_that_is_stopped_keeps_its_rank():
+    with Dynamic(2) as group:
+        group.enter(0, 1)
+        group[0].stop()
+        error = group[1].fails(join, 1, None, group.meeting_place, rpc_timeout=10)
+        assert "already has a worker of rank 1" in error.message
+
+
+def is_listed(group: Dynamic, rank: int) -> bool:
+    return f"rank={rank}" in group.keeper.call(members_in_store, group.port).splitlines()
+
+
+def test_a_worker_that_could_not_join_is_not_on_the_list():
+    with Dynamic(3) as group:
+        group.enter(0, 0)
+        wrong = {"device_maps": {"worker0": {"cpu": "cuda:99"}}}
+        error = group[1].fails(join, 1, None, group.meeting_place, rpc_timeout=10, **wrong)
+        assert "invalid indices" in error.message
+        assert not is_listed(group, 1)
+        group.enter(2, 1)
+        assert group[0].call(call, "worker1") == "worker1"
+
+
+def join_until_interrupted(place: str) -> tuple[str, float]:
+    return ended_by(lambda: join(1, None, place, rpc_timeout=60), "init_rpc")
+
+
+def test_a_worker_that_ctrl_c_ended_while_it_joined_is_not_on_the_list():
+    with Dynamic(3) as group:
+        group.enter(0, 0)
+        group[0].stop()
+        group[1].start(join_until_interrupted, group.meeting_place)
+        wait_until(lambda: is_listed(group, 1), "it joins")
+        group[1].signal(signal.SIGINT)
+        assert group[1].result(SOON)[0] == "KeyboardInterrupt"
+        assert not is_listed(group, 1)
+        group[0].signal(signal.SIGCONT)
+        group.enter(2, 1)
+        assert group[0].call(call, "worker1") == "worker1"
 
 
 def test_several_join_at_once():

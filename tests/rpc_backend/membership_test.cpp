@@ -19,6 +19,7 @@
 #include "rpc_backend/join/member_record.h"
 #include "rpc_backend/join/membership.h"
 #include "rpc_backend/join/store_access.h"
+#include "transport/io/socket.h"
 
 namespace weft::rpc {
 namespace {
@@ -249,6 +250,14 @@ TEST(Membership, ADynamicGroupKnowsAllWhoJoined) {
   EXPECT_EQ(next.join(someRecord(2, "next", 0)).size(), 4U);
 }
 
+// A worker that lives: its record's address listens.
+struct Listening {
+  explicit Listening(MemberRecord& record) : socket(transport::listenTcp("127.0.0.1").value()) {
+    record.address = "weft1;tcp=127.0.0.1:" + std::to_string(socket.port);
+  }
+  transport::BoundSocket socket;
+};
+
 TEST(Membership, TwoOfOneRankThatCannotReachEachOtherAreRefused) {
   const auto store = newStore();
   const auto errors = onThreads(3, [&](int i) {
@@ -270,10 +279,30 @@ TEST(Membership, TheLostAreForgottenTheirSuccessorsAreNot) {
   dead.join(record);
   first.forget(1, record.address);
   MemberRecord again = record;
+  {
+    const Listening alive(again);
+    EXPECT_EQ(Membership(store, "b", 1, 0).join(again).size(), 1U);
+    first.forget(1, record.address);  // late news of the first life
+    EXPECT_THROW(Membership(store, "c", 1, 0).join(someRecord(1, "c", 0)), c10::Error);
+  }
+  // Nobody has noticed that it died.
+  EXPECT_EQ(Membership(store, "c", 1, 0).join(someRecord(1, "c", 0)).size(), 1U);
+}
+
+TEST(Membership, OneThatCouldNotJoinPutsBackWhomItReplaced) {
+  const auto store = newStore();
+  Membership(store, "a", 0, 0).join(someRecord(0, "a", 0));
+  const MemberRecord unreachable = someRecord(1, "b", 0);
+  Membership(store, "b", 1, 0).join(unreachable);
+  Membership second(store, "b", 1, 0);
+  MemberRecord again = unreachable;
   again.address = "weft1;tcp=127.0.0.1:9";
-  EXPECT_EQ(Membership(store, "b", 1, 0).join(again).size(), 1U);
-  first.forget(1, record.address);  // late news of the first life
-  EXPECT_THROW(Membership(store, "c", 1, 0).join(someRecord(1, "c", 0)), c10::Error);
+  second.join(again);
+  second.withdraw(again.address);
+  const auto seen = Membership(store, "c", 2, 0).join(someRecord(2, "c", 0));
+  ASSERT_EQ(seen.size(), 2U);
+  EXPECT_TRUE(std::ranges::any_of(
+      seen, [&](const MemberRecord& member) { return member.address == unreachable.address; }));
 }
 
 TEST(Membership, TheLostThatComeBackAreOnTheListAgain) {
