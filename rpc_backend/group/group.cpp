@@ -245,6 +245,35 @@ void Group::forgetUnlessMember(worker_id_t peer) {
   sender_.endpoint()->removePeer(peer);
 }
 
+void Group::meetNewcomers() {
+  // Adds this worker in one step with reading: who joins later finds it there.
+  const std::vector<MemberRecord> listed = membership_.restore(self_);
+  const auto is_in = [](const std::vector<MemberRecord>& members, const MemberRecord& sought) {
+    return std::ranges::any_of(members, [&](const auto& member) {
+      return member.rank == sought.rank && member.address == sought.address;
+    });
+  };
+  if (!is_in(listed, self_)) return;  // it leaves, or has a successor
+  const std::vector<MemberRecord> known = members_.all();
+  for (const MemberRecord& member : listed) {
+    if (member.rank == context_.rank || is_in(known, member)) continue;
+    const auto id = static_cast<worker_id_t>(member.rank);
+    const std::string who = transport::describePeer(member.name, member.rank);
+    try {
+      admit(member);
+      call_(id, ControlType::kJoin, self_.toText(), joinTimeout())
+          ->addCallback([who](JitFuture& ack) {
+            if (ack.hasError())
+              logInfo("could not tell " + who +
+                      " of this worker: " + ack.tryRetrieveErrorMessage());
+          });
+      logInfo(who + " joined the group while this worker was out of reach");
+    } catch (const c10::Error& error) {
+      logInfo(error.what_without_backtrace());
+    }
+  }
+}
+
 void Group::updateList(worker_id_t peer) {
   // A worker that has left is no longer in the directory.
   if (isStatic() || context_.closing || !directory_.contains(peer)) return;
@@ -264,6 +293,7 @@ void Group::updateList(worker_id_t peer) {
             membership_.restore(member);
         }
       } while (dead != is_dead());
+      if (!lossOf(peer)) meetNewcomers();
     } catch (const std::exception& error) {
       logInfo("the group's list of workers could not be changed: " + std::string(error.what()));
     }

@@ -84,12 +84,14 @@ class Group {
   // good.
   void forgetUnlessMember(worker_id_t peer);
   // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one
-  // that is back on it again. Returns at once; a completer does it.
+  // that is back on it again, and meets who joined meanwhile. Returns at once; a completer does it.
   void updateList(worker_id_t peer);
 
  private:
   MemberRecord ownRecord(const transport::GroupSecret& secret) const;
   void admit(const MemberRecord& member);
+  // Gets to know those who joined while this worker was lost to all, and tells them of itself.
+  void meetNewcomers();
   void dismiss(worker_id_t member);
 
   AgentContext& context_;

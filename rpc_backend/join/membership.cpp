@@ -123,6 +123,7 @@ void Membership::makeRoom(std::vector<MemberRecord>& members) {
 }
 
 void Membership::withdraw(const std::string& address) {
+  left_ = true;
   updateMembers([&](std::vector<MemberRecord>& members) {
     std::erase_if(members, [&](const MemberRecord& member) {
       return member.rank == rank_ && member.address == address;
@@ -134,6 +135,7 @@ void Membership::withdraw(const std::string& address) {
 }
 
 void Membership::forget(std::int32_t rank, const std::string& address) {
+  if (rank == rank_) left_ = true;
   updateMembers([&](std::vector<MemberRecord>& members) {
     std::erase_if(members, [&](const MemberRecord& member) {
       return member.rank == rank && member.address == address;
@@ -141,10 +143,14 @@ void Membership::forget(std::int32_t rank, const std::string& address) {
   });
 }
 
-void Membership::restore(const MemberRecord& returned) {
+std::vector<MemberRecord> Membership::restore(const MemberRecord& returned) {
+  std::vector<MemberRecord> listed;
   updateMembers([&](std::vector<MemberRecord>& members) {
-    if (!contains(members, returned.rank)) members.push_back(returned);
+    const bool leaves = returned.rank == rank_ && left_;
+    if (!leaves && !contains(members, returned.rank)) members.push_back(returned);
+    listed = members;
   });
+  return listed;
 }
 
 }  // namespace weft::rpc

@@ -18,6 +18,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,9 @@ class Membership {
   // Removes a member that leaves, or died without leaving. Its successor, which has the same rank
   // and another address, stays.
   void forget(std::int32_t rank, const std::string& address);
-  // Adds a member that was forgotten and lives, unless it has a successor.
-  void restore(const MemberRecord& returned);
+  // Adds a member that was forgotten and lives, unless it has a successor, or is this worker and
+  // leaves. Returns the list.
+  std::vector<MemberRecord> restore(const MemberRecord& returned);
 
   milliseconds timeout() const noexcept { return timeout_; }
   c10::intrusive_ptr<c10d::Store> store() const { return store_; }
@@ -74,6 +76,7 @@ class Membership {
   const milliseconds timeout_;
   bool returned_ = false;
   std::vector<MemberRecord> replaced_;  // by join()
+  std::atomic<bool> left_{false};       // or leaves; of a dynamic group
 };
 
 }  // namespace weft::rpc

@@ -312,6 +312,27 @@ def test_a_worker_that_ctrl_c_ended_while_it_joined_is_not_on_the_list():
         assert group[0].call(call, "worker1") == "worker1"
 
 
+def test_a_member_that_was_lost_meets_who_joined_meanwhile():
+    options = {"heartbeat_interval": 0.2, "peer_timeout": 2.0}
+    with Dynamic(4) as group:
+        group.enter(0, 0, **options)
+        group.enter(1, 1, **options)
+        assert group[0].call(call, "worker1") == "worker1"
+        group[1].stop()
+        wait_until_forgotten(group, 1)
+        group.enter(2, 2, **options)
+        group[1].signal(signal.SIGCONT)
+        everybody = [(rank, f"worker{rank}") for rank in range(3)]
+        for rank in range(3):
+            wait_for_members(group[rank], everybody, 20)
+        assert group[1].call(call, "worker2") == "worker2"
+        assert group[2].call(call, "worker1") == "worker1"
+        # Who joins later finds the record of one that is back as it was.
+        group.enter(3, 3, **options)
+        for rank in range(4):
+            assert len(group[rank].call(members)) == 4
+
+
 def test_several_join_at_once():
     with Dynamic(5) as group:
         for rank in range(5):

@@ -305,6 +305,16 @@ TEST(Membership, OneThatCouldNotJoinPutsBackWhomItReplaced) {
       seen, [&](const MemberRecord& member) { return member.address == unreachable.address; }));
 }
 
+TEST(Membership, OneThatLeavesIsNotPutBack) {
+  const auto store = newStore();
+  Membership leaver(store, "a", 0, 0);
+  const MemberRecord record = someRecord(0, "a", 0);
+  leaver.join(record);
+  EXPECT_EQ(leaver.restore(record).size(), 1U);
+  leaver.forget(0, record.address);
+  EXPECT_EQ(leaver.restore(record).size(), 0U);
+}
+
 TEST(Membership, TheLostThatComeBackAreOnTheListAgain) {
   const auto store = newStore();
   Membership first(store, "a", 0, 0);
