@@ -312,6 +312,16 @@ def test_a_worker_that_ctrl_c_ended_while_it_joined_is_not_on_the_list():
         assert group[0].call(call, "worker1") == "worker1"
 
 
+def test_a_name_that_is_taken_and_then_another_in_the_same_process():
+    with Dynamic(2) as group:
+        group.enter(0, 0)
+        error = group[1].fails(join, 1, None, group.meeting_place, name="worker0", rpc_timeout=10)
+        assert "RPC worker name 'worker0' is not unique" in error.message
+        group.enter(1, 1)
+        assert group[1].call(call, "worker0") == "worker0"
+        assert group[0].call(members) == [(0, "worker0"), (1, "worker1")]
+
+
 def test_a_member_that_was_lost_meets_who_joined_meanwhile():
     options = {"heartbeat_interval": 0.2, "peer_timeout": 2.0}
     with Dynamic(4) as group:

@@ -124,6 +124,15 @@ def test_a_group_that_could_not_form_forms_when_it_is_started_again():
         check_all_met([group.again(0, 2), group.again(1, 2)])
 
 
+def test_a_worker_that_gave_up_tries_again_in_the_same_process():
+    with Forming(2) as group:
+        group.enter(group[0], 0, 2, rpc_timeout=1)
+        assert "gave up waiting for rank 1 of 2" in group[0].failure(SOON).message
+        group.enter(group[0], 0, 2, "again/1/")
+        group.enter(group[1], 1, 2, "again/1/")
+        check_all_met(group[:2])
+
+
 LIVES = """
 import os, sys, time
 from pathlib import Path

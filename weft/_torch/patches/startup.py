@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+import torch.distributed.rpc as rpc
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
@@ -37,13 +38,23 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """Bounds by ``rpc_timeout`` how long a worker waits for the Store; see :func:`create_store`."""
+    """Bounds by ``rpc_timeout`` how long a worker waits for the Store; see :func:`create_store`.
+
+    A try that fails does not count: torch numbers the groups of a process, and the next try would be
+    in another group than the first.
+    """
     ours = isinstance(rpc_backend_options, _C.RpcBackendOptionsBase)
-    if ours or getattr(backend, "name", None) == "WEFT":
+    ours = ours or getattr(backend, "name", None) == "WEFT"
+    if ours:
         seconds = getattr(rpc_backend_options, "rpc_timeout", 0) or DEFAULT_RPC_TIMEOUT_SEC
         _joining.timeout = timedelta(seconds=seconds)
+    joined = rpc._init_counter
     try:
         upstream(name, backend, rank, world_size, rpc_backend_options)
+    except BaseException:
+        if ours:
+            rpc._init_counter = joined
+        raise
     finally:
         _joining.timeout = None
 
