@@ -147,7 +147,9 @@ def different_outputs(places: str, scripts: bool) -> None:
         )
         with torch.no_grad():
             assert pipe(torch.ones(4, 3)).to_here() is not None
-            with pytest.raises(Exception, match=f"(?s)micro-batches have different outputs.*{says}"):
+            with pytest.raises(
+                Exception, match=f"(?s)micro-batches have different outputs.*{says}"
+            ):
                 pipe(torch.ones(5, 3)).to_here()
             assert pipe(torch.ones(4, 3)).to_here() is not None
         assert in_cpp(pipe) == [scripts] * len(set(places))
