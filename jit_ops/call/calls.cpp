@@ -145,12 +145,6 @@ std::string describe(const Call& call) {
   return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
 }
 
-void refuseForwardGradient(const std::string& what) {
-  TORCH_CHECK(
-      false, "an argument has a forward-mode gradient, which no remote call carries: give it ",
-      "torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse mode (calling ", what, ")");
-}
-
 std::shared_ptr<trpc::RpcAgent> currentAgent() {
   if (!trpc::RpcAgent::isCurrentRpcAgentSet()) {
     throw std::runtime_error(

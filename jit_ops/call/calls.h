@@ -43,9 +43,6 @@ struct Call {
 // "encoder.forward version 2 at worker 'server'", for errors.
 std::string describe(const Call& call);
 
-// Throws c10::Error: no forward-mode gradient comes back from `what`.
-[[noreturn]] void refuseForwardGradient(const std::string& what);
-
 // This process's agent. Throws std::runtime_error when the process is in no RPC group.
 std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -268,11 +269,21 @@ bool isTraced() {
   });
 }
 
+// Asked before the call is recorded: within, torch looks at no tangents.
+bool haveForwardGradient(at::TensorList tensors) {
+  return c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
+         std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+           return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+         });
+}
+
 Tensors differentiableCall(string_view worker, string_view name, at::TensorList inputs,
                            at::TensorList like, string_view method, std::int64_t version,
                            double timeout) {
-  if (haveForwardGradient(inputs))
-    refuseForwardGradient(describe(toCall(worker, name, method, version, timeout)));
+  TORCH_CHECK(!haveForwardGradient(inputs),
+              "an argument has a forward-mode gradient, which no remote call carries: give it ",
+              "torch.autograd.forward_ad.unpack_dual(x).primal, or use reverse mode (calling ",
+              describe(toCall(worker, name, method, version, timeout)), ")");
   std::vector<std::int64_t> needed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].requires_grad()) needed.push_back(static_cast<std::int64_t>(i));

@@ -35,9 +35,6 @@ FuturePtr runFound(const Found& found, const std::string& name, const std::strin
               "'; it has: ", methodsOf(*found.servable));
   TORCH_CHECK(names.size() <= args.size(), label(name, found.version), ": ", names.size(),
               " names for ", args.size(), " arguments");
-  const std::set<std::string> distinct(names.begin(), names.end());
-  TORCH_CHECK(distinct.size() == names.size(), label(name, found.version),
-              ": an argument is given twice by its name");
   if (method->schema != nullptr) {
     try {
       args = bindArguments(*method->schema, std::move(args), names);
@@ -45,6 +42,10 @@ FuturePtr runFound(const Found& found, const std::string& name, const std::strin
       TORCH_CHECK(false, label(name, found.version), ": ", error.what_without_backtrace());
     }
     names.clear();
+  } else {
+    const std::set<std::string> distinct(names.begin(), names.end());
+    TORCH_CHECK(distinct.size() == names.size(), label(name, found.version),
+                ": an argument is given twice by its name");
   }
   FuturePtr result = found.servable->run(*method, std::move(args), names);
   if (wanted == Names::kDropped || method->result_names.empty()) return result;

@@ -3,8 +3,6 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/AutogradState.h>
-#include <torch/csrc/autograd/forward_grad.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -60,19 +58,10 @@ bool anyTensor(const at::IValue& value, Predicate is) {
   return found;
 }
 
-bool hasTangent(const at::Tensor& tensor) {
-  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
-}
-
 }  // namespace
 
 bool requiresGrad(const at::IValue& value) {
   return anyTensor(value, [](const at::Tensor& tensor) { return tensor.requires_grad(); });
-}
-
-bool haveForwardGradient(at::TensorList tensors) {
-  return c10::AutogradState::get_tls_state().get_fw_grad_mode() &&
-         std::ranges::any_of(tensors, hasTangent);
 }
 
 at::IValue detached(at::IValue value) {

@@ -9,8 +9,6 @@
 namespace weft::ops {
 
 bool requiresGrad(const at::IValue& value);
-// Whether forward-mode AD is on and would expect a tangent of what is computed from them.
-bool haveForwardGradient(at::TensorList tensors);
 
 // The same value with its tensors detached.
 at::IValue detached(at::IValue value);
