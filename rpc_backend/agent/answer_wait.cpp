@@ -10,8 +10,7 @@ namespace weft::rpc {
 void awaitAnswer(JitFuture& answer) {
   try {
     InlineWaiter::wait();
-    if (answer.completed()) return answer.wait();
-    transport::raiseIfInterrupted();  // the waiter let no handler run
+    if (!answer.completed()) transport::raiseIfInterrupted();  // the waiter let no handler run
     awaitInterruptibly(answer);
   } catch (...) {
     if (const auto agent = WeftAgent::current()) agent->cancel(answer);

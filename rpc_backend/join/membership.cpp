@@ -22,6 +22,12 @@ bool contains(const std::vector<MemberRecord>& members, std::int32_t rank) {
   return std::ranges::any_of(members, [&](const auto& member) { return member.rank == rank; });
 }
 
+void removeLife(std::vector<MemberRecord>& members, std::int32_t rank, const std::string& address) {
+  std::erase_if(members, [&](const MemberRecord& member) {
+    return member.rank == rank && member.address == address;
+  });
+}
+
 }  // namespace
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, std::string name, std::int32_t rank,
@@ -125,9 +131,7 @@ void Membership::makeRoom(std::vector<MemberRecord>& members) {
 void Membership::withdraw(const std::string& address) {
   left_ = true;
   updateMembers([&](std::vector<MemberRecord>& members) {
-    std::erase_if(members, [&](const MemberRecord& member) {
-      return member.rank == rank_ && member.address == address;
-    });
+    removeLife(members, rank_, address);
     for (const MemberRecord& member : replaced_) {
       if (!contains(members, member.rank)) members.push_back(member);
     }
@@ -136,11 +140,7 @@ void Membership::withdraw(const std::string& address) {
 
 void Membership::forget(std::int32_t rank, const std::string& address) {
   if (rank == rank_) left_ = true;
-  updateMembers([&](std::vector<MemberRecord>& members) {
-    std::erase_if(members, [&](const MemberRecord& member) {
-      return member.rank == rank && member.address == address;
-    });
-  });
+  updateMembers([&](std::vector<MemberRecord>& members) { removeLife(members, rank, address); });
 }
 
 std::vector<MemberRecord> Membership::restore(const MemberRecord& returned) {

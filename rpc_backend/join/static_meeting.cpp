@@ -2,10 +2,10 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cstdio>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "rpc_backend/join/store_access.h"

@@ -100,10 +100,16 @@ bool WireReader::getVarints(std::span<std::int64_t> values) {
   return true;
 }
 
+bool WireReader::getSizes(TensorMeta& meta) {
+  if (!get(meta.ndim)) return false;
+  if (meta.ndim > kMaxDims) return fail("a tensor has more than 64 dimensions");
+  return getVarints(std::span(meta.sizes).first(meta.ndim));
+}
+
 bool WireReader::getShape(TensorMeta& meta, std::size_t item_size, bool contiguous) {
+  if (!getSizes(meta)) return false;
   const auto sizes = std::span(meta.sizes).first(meta.ndim);
   const auto strides = std::span(meta.strides).first(meta.ndim);
-  if (!getVarints(sizes)) return false;
   if (contiguous) {
     meta.strides = rowMajorStrides(meta.sizes, meta.ndim);
   } else if (!getVarints(strides)) {
@@ -121,10 +127,8 @@ bool WireReader::getShape(TensorMeta& meta, std::size_t item_size, bool contiguo
 
 bool WireReader::getSparse(TensorMeta& meta) {
   if (meta.is_inline || meta.gapped) return fail("a sparse tensor has flags of a dense one");
-  if (!get(meta.layout) || !get(meta.ndim)) return false;
-  if (meta.ndim > kMaxDims) return fail("a tensor has more than 64 dimensions");
+  if (!get(meta.layout) || !getSizes(meta)) return false;
   const auto sizes = std::span(meta.sizes).first(meta.ndim);
-  if (!getVarints(sizes)) return false;
   const bool negative = std::any_of(sizes.begin(), sizes.end(), [](auto size) { return size < 0; });
   return !negative || fail("a sparse tensor's size is negative");
 }
@@ -148,10 +152,9 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   meta.gapped = (flags & wire_bits::kGapped) != 0;
   meta.coalesced = (flags & wire_bits::kCoalesced) != 0;
   if (hasShape(meta.form)) {
-    if (!get(meta.dtype) || !get(meta.ndim)) return false;
+    if (!get(meta.dtype)) return false;
     const std::size_t size = item_size(meta.dtype);
     if (size == 0) return fail("a tensor's element type is unknown");
-    if (meta.ndim > kMaxDims) return fail("a tensor has more than 64 dimensions");
     if (!getShape(meta, size, (flags & wire_bits::kContiguous) != 0)) return false;
   } else if (meta.form == TensorForm::kSparse) {
     if (!getSparse(meta)) return false;

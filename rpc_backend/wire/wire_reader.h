@@ -38,6 +38,8 @@ class WireReader {
   bool getBytes(std::uint64_t count, std::span<const std::byte>& bytes);
   bool getVarints(std::span<std::int64_t> values);
   bool getHead(WireHeader& header, std::uint32_t& inline_bytes);
+  // The number of dimensions, and the sizes.
+  bool getSizes(TensorMeta& meta);
   bool getShape(TensorMeta& meta, std::size_t item_size, bool contiguous);
   bool getSparse(TensorMeta& meta);
   bool fail(const char* why);

@@ -35,6 +35,12 @@ void WireWriter::putBytes(std::span<const std::byte> bytes) {
   out_.insert(out_.end(), bytes.begin(), bytes.end());
 }
 
+void WireWriter::putSizes(const TensorMeta& meta) {
+  put(meta.ndim);
+  for (std::size_t d = 0; d < meta.ndim; ++d)
+    putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
+}
+
 void WireWriter::header(const WireHeader& header) {
   put(kWireVersion);
   put(static_cast<std::uint8_t>(static_cast<std::uint8_t>(header.kind) |
@@ -63,16 +69,12 @@ void WireWriter::tensor(const TensorMeta& meta) {
   put(meta.device_index);
   if (hasShape(meta.form)) {
     put(meta.dtype);
-    put(meta.ndim);
-    for (std::size_t d = 0; d < meta.ndim; ++d)
-      putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
+    putSizes(meta);
     for (std::size_t d = 0; d < meta.ndim && !contiguous; ++d)
       putVarint(static_cast<std::uint64_t>(meta.strides[d]));
   } else if (meta.form == TensorForm::kSparse) {
     put(meta.layout);
-    put(meta.ndim);
-    for (std::size_t d = 0; d < meta.ndim; ++d)
-      putVarint(static_cast<std::uint64_t>(meta.sizes[d]));
+    putSizes(meta);
   } else {
     putVarint(meta.bytes);
   }

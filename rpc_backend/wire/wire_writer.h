@@ -24,6 +24,7 @@ class WireWriter {
   template <typename T>
   void put(T value);
   void putVarint(std::uint64_t value);
+  void putSizes(const TensorMeta& meta);
   void putBytes(std::span<const std::byte> bytes);
 
   std::vector<std::byte>& out_;
