@@ -216,14 +216,19 @@ def test_a_newcomer_in_the_place_of_a_member_that_lives_takes_nobody_off_the_lis
         assert group[0].call(call, "worker1") == "worker1"
 
 
+def enter_and_stop_worker1(group: Dynamic, options: dict[str, float]) -> None:
+    """Until the group has counted it as lost."""
+    group.enter(0, 0, **options)
+    group.enter(1, 1, **options)
+    assert group[0].call(call, "worker1") == "worker1"
+    group[1].stop()
+    wait_until_forgotten(group, 1)
+
+
 def test_a_member_whose_rank_was_taken_takes_nobody_off_the_list():
     options = {"heartbeat_interval": 0.2, "peer_timeout": 2.0}
     with Dynamic(3) as group:
-        group.enter(0, 0, **options)
-        group.enter(1, 1, **options)
-        assert group[0].call(call, "worker1") == "worker1"
-        group[1].stop()
-        wait_until_forgotten(group, 1)
+        enter_and_stop_worker1(group, options)
         group.enter(2, 1, **options)
         assert group[2].call(call, "worker0") == "worker0"
         group[1].signal(signal.SIGCONT)
@@ -325,11 +330,7 @@ def test_a_name_that_is_taken_and_then_another_in_the_same_process():
 def test_a_member_that_was_lost_meets_who_joined_meanwhile():
     options = {"heartbeat_interval": 0.2, "peer_timeout": 2.0}
     with Dynamic(4) as group:
-        group.enter(0, 0, **options)
-        group.enter(1, 1, **options)
-        assert group[0].call(call, "worker1") == "worker1"
-        group[1].stop()
-        wait_until_forgotten(group, 1)
+        enter_and_stop_worker1(group, options)
         group.enter(2, 2, **options)
         group[1].signal(signal.SIGCONT)
         everybody = [(rank, f"worker{rank}") for rank in range(3)]
