@@ -45,7 +45,9 @@ Group::Group(AgentContext& context, MessageSender& sender, ControlCall call,
       world_size_(world_size),
       device_count_(device_count),
       membership_(std::move(store), context.name, context.rank, world_size.value_or(0)),
-      members_(context.name) {}
+      members_(context.name),
+      live_list_(context, membership_, self_, members_, losses_,
+                 [this](const MemberRecord& newcomer) { introduce(newcomer); }) {}
 
 transport::GroupSecret Group::secret() {
   const std::string& file = context_.options.auth_key_file;
@@ -105,14 +107,24 @@ void Group::dismiss(worker_id_t member) {
   members_.remove(member);
 }
 
+FuturePtr Group::introduceSelf(worker_id_t member) {
+  return call_(member, ControlType::kJoin, self_.toText(), joinTimeout());
+}
+
+void Group::introduce(const MemberRecord& newcomer) {
+  admit(newcomer);
+  const auto id = static_cast<worker_id_t>(newcomer.rank);
+  introduceSelf(id)->addCallback([who = describe(id)](JitFuture& ack) {
+    if (ack.hasError())
+      logInfo("could not tell " + who + " of this worker: " + ack.tryRetrieveErrorMessage());
+  });
+}
+
 void Group::announce() {
   if (isStatic() && !hasReturned()) return;
-  const std::string text = self_.toText();
   std::vector<std::pair<MemberRecord, FuturePtr>> acks;
-  for (const MemberRecord& member : members_.all()) {
-    const auto id = static_cast<worker_id_t>(member.rank);
-    acks.emplace_back(member, call_(id, ControlType::kJoin, text, joinTimeout()));
-  }
+  for (const MemberRecord& member : members_.all())
+    acks.emplace_back(member, introduceSelf(static_cast<worker_id_t>(member.rank)));
   for (auto& [member, ack] : acks) {
     awaitInterruptibly(*ack);
     if (!ack->hasError()) continue;
@@ -245,59 +257,10 @@ void Group::forgetUnlessMember(worker_id_t peer) {
   sender_.endpoint()->removePeer(peer);
 }
 
-void Group::meetNewcomers() {
-  // Adds this worker in one step with reading: who joins later finds it there.
-  const std::vector<MemberRecord> listed = membership_.restore(self_);
-  const auto is_in = [](const std::vector<MemberRecord>& members, const MemberRecord& sought) {
-    return std::ranges::any_of(members, [&](const auto& member) {
-      return member.rank == sought.rank && member.address == sought.address;
-    });
-  };
-  if (!is_in(listed, self_)) return;  // it leaves, or has a successor
-  const std::vector<MemberRecord> known = members_.all();
-  for (const MemberRecord& member : listed) {
-    if (member.rank == context_.rank || is_in(known, member)) continue;
-    const auto id = static_cast<worker_id_t>(member.rank);
-    const std::string who = transport::describePeer(member.name, member.rank);
-    try {
-      admit(member);
-      call_(id, ControlType::kJoin, self_.toText(), joinTimeout())
-          ->addCallback([who](JitFuture& ack) {
-            if (ack.hasError())
-              logInfo("could not tell " + who +
-                      " of this worker: " + ack.tryRetrieveErrorMessage());
-          });
-      logInfo(who + " joined the group while this worker was out of reach");
-    } catch (const c10::Error& error) {
-      logInfo(error.what_without_backtrace());
-    }
-  }
-}
-
 void Group::updateList(worker_id_t peer) {
   // A worker that has left is no longer in the directory.
   if (isStatic() || context_.closing || !directory_.contains(peer)) return;
-  context_.completers.run([this, alive = context_.keepAlive(), peer] {
-    try {
-      // One that refuses this worker lives, and stays a member.
-      const auto is_dead = [&] { return lossOf(peer).has_value() && !losses_.refusesUs(peer); };
-      // Another task may change the list meanwhile: what holds at the end counts.
-      bool dead = false;
-      do {
-        dead = is_dead();
-        for (const MemberRecord& member : members_.all()) {
-          if (member.rank != peer) continue;
-          if (dead)
-            membership_.forget(member.rank, member.address);
-          else
-            membership_.restore(member);
-        }
-      } while (dead != is_dead());
-      if (!lossOf(peer)) meetNewcomers();
-    } catch (const std::exception& error) {
-      logInfo("the group's list of workers could not be changed: " + std::string(error.what()));
-    }
-  });
+  live_list_.update(peer);
 }
 
 }  // namespace weft::rpc

@@ -15,6 +15,7 @@
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/context/agent_context.h"
 #include "rpc_backend/group/directory.h"
+#include "rpc_backend/group/live_list.h"
 #include "rpc_backend/group/member_table.h"
 #include "rpc_backend/group/peer_losses.h"
 #include "rpc_backend/join/membership.h"
@@ -83,15 +84,16 @@ class Group {
   // never said that it joins, so that a peer which comes under ever new ranks uses no memory for
   // good.
   void forgetUnlessMember(worker_id_t peer);
-  // Dynamic groups: takes a lost member off the list, so that its successor can join, or puts one
-  // that is back on it again, and meets who joined meanwhile. Returns at once; a completer does it.
+  // As LiveList::update(); static groups have no such list.
   void updateList(worker_id_t peer);
 
  private:
   MemberRecord ownRecord(const transport::GroupSecret& secret) const;
   void admit(const MemberRecord& member);
-  // Gets to know those who joined while this worker was lost to all, and tells them of itself.
-  void meetNewcomers();
+  // Tells the member of this worker. A peer that refuses it answers with the error.
+  FuturePtr introduceSelf(worker_id_t member);
+  // LiveList::Introduce.
+  void introduce(const MemberRecord& newcomer);
   void dismiss(worker_id_t member);
 
   AgentContext& context_;
@@ -104,6 +106,7 @@ class Group {
   Directory directory_;
   MemberTable members_;
   PeerLosses losses_;
+  LiveList live_list_;  // of a dynamic group
   std::vector<c10::Device> devices_;
   std::atomic<int> barriers_{0};  // how many the group has passed
 };
