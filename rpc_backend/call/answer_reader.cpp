@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "rpc_backend/call/rref_creation.h"
@@ -20,6 +21,12 @@ namespace {
 // The largest answer that the loop thread may complete: to assemble it takes no longer than to wake
 // another thread.
 constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
+
+// Whether the call's future has no callback of the user's. torch's own callback of a deletion
+// counts it.
+bool noUserCodeFollows(const PendingCall& call) {
+  return call.quick || waitsInTorch(call.type) || call.type == MessageType::RREF_USER_DELETE;
+}
 
 // Throws what torch's callback would throw after it has read the answer; then callbacks behind that
 // one never run. A profile in an answer is not read twice: it may hold a graph of autograd.
@@ -58,10 +65,11 @@ void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMe
   Completion read =
       completer_.completion(call, [this, in, from, asked = CallCompleter::askedBy(call)](
                                       JitFuture& future) { readAnswer(from, *in, asked, future); });
-  const bool here = call.quick || waitsInTorch(call.type);
-  if (here && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
+  if (noUserCodeFollows(call) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
     read();
-    if (in->tensorCount() > 0) sender_.dropElsewhere(std::move(read));
+    // A thread that waits for the answer still has the future, so this is not the last owner.
+    const bool has_owner = call.awaited_by == std::this_thread::get_id();
+    if (in->tensorCount() > 0 && !has_owner) sender_.dropElsewhere(std::move(read));
   } else {
     completer_.complete(call, std::move(read));
   }

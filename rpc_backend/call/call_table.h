@@ -10,6 +10,7 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct PendingCall {
   bool counted = false;            // it has room that waitForRoom() gave
   bool quick = false;              // a quick call: the thread that reads its answer takes it
   std::optional<RRefKey> fetched;  // the value for which it asks the value's owner
+  std::thread::id awaited_by;      // the thread that waits for it in torch (waitsInTorch())
   std::optional<ForkIds> created;  // the reference that it is to create, if that can be read
   InlineWaiter::Handle waiter;     // the thread that waits for it, if that is known
   Clock::time_point deadline() const {

@@ -1,6 +1,7 @@
 #include "rpc_backend/call/request_client.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "rpc_backend/call/driven_wait.h"
@@ -32,7 +33,10 @@ PendingCall describeCall(worker_id_t peer, const Innermost& asked, const CallTim
   call.timeout = time.timeout;
   call.inherited = time.inherited;
   call.started = now;
-  if (waitsInTorch(asked.type)) call.fetched = readFetchedId(asked.payload);
+  if (waitsInTorch(asked.type)) {
+    call.fetched = readFetchedId(asked.payload);
+    call.awaited_by = std::this_thread::get_id();
+  }
   if (createsRRef(asked.type)) call.created = readCreatedIds(asked.payload);
   return call;
 }

@@ -58,7 +58,8 @@ class RRefLifecycle : private ForkTable {
 
   Seen now() const noexcept { return table_.now(); }
 
-  // Serves a control message. False when it is malformed. Worker thread.
+  // Serves a control message. False when it is malformed. Worker thread; the loop thread for a
+  // deletion, which takes a few short locks and has a dropper release the value.
   bool serve(MessageType type, std::span<const char> payload, Rank from, Seen seen);
   // A remote call with that payload is about to run: returns what it is to create. Nothing: that
   // cannot be read, or an id in it is of another worker than `from`. Worker thread.

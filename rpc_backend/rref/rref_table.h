@@ -15,8 +15,7 @@
 //
 // The table knows no torch: it tells a ForkTable what to do.
 //
-// Threads: any. The caller's thread drops, without a lock, what the end of a fork gives back (the
-// value, if it was the last fork); so never end forks on the loop thread.
+// Threads: any. The caller's thread drops, without a lock, what the end of a fork gives back.
 #pragma once
 
 #include <atomic>

@@ -15,6 +15,8 @@ namespace weft::rpc {
 
 namespace {
 
+constexpr std::size_t kLargestDeletion = 1024;  // bytes that the loop thread reads
+
 // A payload that is not in the header has not been read, and its RRefs stay unknown.
 std::span<const char> payloadIn(const WireHeader& head) {
   return {reinterpret_cast<const char*>(head.payload.data()), head.payload.size()};
@@ -65,17 +67,24 @@ void RequestServer::declineLate(worker_id_t from, std::shared_ptr<IncomingMessag
   }));
 }
 
-bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
+bool RequestServer::isQuick(const IncomingMessage& in) const {
   // Before start() a request waits for a worker, because the devices may not be known yet.
-  if (!context_.serves.load(std::memory_order_acquire) || !group_.devices().empty() ||
-      !looksQuick(in) || CallRecorder::get().on() || CallRange::wanted()) {
-    return false;
-  }
+  if (!context_.serves.load(std::memory_order_acquire)) return false;
+  if (static_cast<MessageType>(in.type()) == MessageType::RREF_USER_DELETE)
+    return in.bytes() <= kLargestDeletion && !in.isLent();
+  return looksQuick(in) && group_.devices().empty() && !CallRecorder::get().on() &&
+         !CallRange::wanted();
+}
+
+bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
+  if (!isQuick(in)) return false;
   const RequestPolicy policy = context_.options.request_policy;
   try {
     const auto type = static_cast<MessageType>(in.type());
     if (const auto why = refusal(policy, type, in.payload(), from)) {
       responder_.refuseByPolicy(from, in.callId(), {}, *why);
+    } else if (RRefLifecycle::isControl(type)) {
+      serveRRefMessage(from, in, rrefs_.lifecycle().now());
     } else {
       const MessagePtr answer = runQuick(*in.finish(distrustsPeers(policy)));
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -85,6 +94,16 @@ bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
     responder_.fail(from, in.callId(), error.what());
   }
   return true;
+}
+
+void RequestServer::serveRRefMessage(worker_id_t from, const IncomingMessage& in,
+                                     RRefLifecycle::Seen seen) {
+  // torch, which may read it all the same, asks nobody whose the RRef is.
+  TORCH_CHECK(
+      rrefs_.lifecycle().serve(static_cast<MessageType>(in.type()), in.payload(), from, seen),
+      "the request is malformed: it names no RRef");
+  context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
+  responder_.send(from, in.callId(), RRefLifecycle::ack());
 }
 
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
@@ -181,11 +200,7 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const Reque
     } else if (request->isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       responder_.drop(caller.from, payload);
     } else if (RRefLifecycle::isControl(type)) {
-      // torch, which may read it all the same, asks nobody whose the RRef is.
-      TORCH_CHECK(rrefs_.lifecycle().serve(type, payload, caller.from, caller.seen),
-                  "the request is malformed: it names no RRef");
-      context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
-      responder_.send(caller.from, caller.id, RRefLifecycle::ack());
+      serveRRefMessage(caller.from, in, caller.seen);
     } else {
       runRequest(caller, in, request);
     }

@@ -2,7 +2,8 @@
 // of them run. RequestRunner runs them, Responder answers them.
 //
 // Threads: the on...() members, admits() and hold() run on the loop thread, which reads no payload
-// of a request. Requests run on workers, except quick calls (quick_call.h).
+// of a request. Requests run on workers, except quick calls (quick_call.h) and deletions of RRefs,
+// which take no longer than to wake a worker.
 // Failure: a request does not run if its caller gave up, or its deadline passed, before it begins.
 #pragma once
 
@@ -65,9 +66,13 @@ class RequestServer {
   void serve(const Caller& caller, IncomingMessage& in, const Request& request);
   // Runs what is neither refused nor dropped. The request counts until it is answered.
   void runRequest(Caller caller, IncomingMessage& in, const Request& request);
-  // Loop thread: serves a quick call at once. False: it is another call, tools want to see it, or
-  // it comes before start().
+  // Whether the loop thread serves it: a quick call that no tool wants to see, or the deletion of
+  // an RRef. Not before start().
+  bool isQuick(const IncomingMessage& in) const;
+  // Loop thread: serves it at once. False: it is not quick.
   bool serveIfQuick(worker_id_t from, IncomingMessage& in);
+  // Any thread. Throws if it is malformed.
+  void serveRRefMessage(worker_id_t from, const IncomingMessage& in, RRefLifecycle::Seen seen);
   void serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request now if it has not begun, because its turn may be far off.
   void dropWaiting(const std::shared_ptr<CallContext>& context);
