@@ -30,13 +30,12 @@ transport::EndpointOptions endpointOptions(const AgentContext& context) {
 }
 
 // An idle worker waits for the network itself, so that it runs the request that it reads.
-IdleWork drivingOf(const std::shared_ptr<transport::Endpoint>& endpoint) {
-  return {[endpoint](const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
+IdleWork drivingOf(const std::shared_ptr<transport::Endpoint>& endpoint, transport::Driver kind) {
+  return {[endpoint, kind](const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
             const auto never = transport::Deadline::max();
-            return endpoint->drive(transport::Driver::kServer, done, never, spin) ==
-                   transport::Driven::kDone;
+            return endpoint->drive(kind, done, never, spin) == transport::Driven::kDone;
           },
-          [endpoint] { endpoint->wakeDriver(transport::Driver::kServer); }};
+          [endpoint, kind] { endpoint->wakeDriver(kind); }};
 }
 
 }  // namespace
@@ -98,7 +97,8 @@ void AgentParts::open(const transport::GroupSecret& secret) {
   wire.accept_unknown_peers = !group.isStatic();
   wire.receive_pool = receive_pool;
   sender.open(std::move(wire), router);
-  context.workers.setIdleWork(drivingOf(sender.endpoint()));
+  for (const auto kind : {transport::Driver::kServer, transport::Driver::kNextServer})
+    context.workers.addIdleWork(drivingOf(sender.endpoint(), kind));
 }
 
 void AgentParts::close() {

@@ -31,10 +31,19 @@ constexpr std::chrono::milliseconds kLeaveAfter{2000};
 struct WorkerPool::State : std::enable_shared_from_this<State> {
   // Each thread sleeps on a condition variable of its own, so that the pool chooses whom to wake.
   using Sleeper = std::shared_ptr<std::condition_variable>;
+  // Where one thread without work looks for some.
+  struct Search {
+    IdleWork work;  // may be empty
+    bool taken = false;
+    std::thread::id searcher;  // if taken
+    // The searcher may be asleep in its work, and was not woken yet. It sets this again if it was
+    // woken for a task that another thread has taken.
+    std::atomic<bool> sleeps{false};
+  };
   // Which thread to wake once the lock is free.
   struct Wake {
     Sleeper sleeper;
-    bool searcher = false;
+    Search* search = nullptr;
   };
 
   explicit State(std::string name) : threads(std::move(name)) {}
@@ -50,12 +59,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::atomic<std::size_t> waiting{0};
   PoolThreads threads;
   std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
-  bool searching = false;         // a worker looks for work
-  IdleWork idle_work;             // may be empty
-  // The searcher may be asleep in idle_work, and was not woken yet. It sets this again if it was
-  // woken for a task that another thread has taken.
-  std::atomic<bool> searcher_sleeps{false};
-  std::thread::id searcher;
+  std::deque<Search> searches{1};
   std::size_t called = 0;   // workers woken that do not run yet
   std::size_t running = 0;  // workers inside a task
   std::size_t workers = 0;
@@ -93,25 +97,32 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     return stays;
   }
 
+  // A search that no thread has begun; null: none.
+  Search* freeSearch() {
+    const auto free = std::find_if(searches.begin(), searches.end(),
+                                   [](const Search& search) { return !search.taken; });
+    return free == searches.end() ? nullptr : &*free;
+  }
+
   // With the lock: looks for work. False: there is none, and this thread may sleep.
-  bool search(std::unique_lock<std::mutex>& lock, transport::AdaptiveSpin& spin) {
-    const bool drives = idle_work.until != nullptr && !held;
+  bool look(std::unique_lock<std::mutex>& lock, Search& search, transport::AdaptiveSpin& spin) {
+    const bool drives = search.work.until != nullptr && !held;
     const auto found = [&] {
       if (waiting != 0 || stopped) return true;
-      if (!drives || searcher_sleeps) return false;
+      if (!drives || search.sleeps) return false;
       // In this order, because a thread that brings a task writes `waiting` before it looks whom to
       // wake.
-      searcher_sleeps = true;
+      search.sleeps = true;
       return waiting != 0 || stopped;
     };
-    searching = true;
-    searcher_sleeps = drives;
-    searcher = std::this_thread::get_id();
+    search.taken = true;
+    search.sleeps = drives;
+    search.searcher = std::this_thread::get_id();
     lock.unlock();
-    const bool drove = drives && idle_work.until(found, spin);
+    const bool drove = drives && search.work.until(found, spin);
     if (!drove) spin.until(found);
     lock.lock();
-    searching = searcher_sleeps = false;
+    search.taken = search.sleeps = false;
     return drove;
   }
 
@@ -136,7 +147,8 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     std::function<void()> task;
     std::unique_lock lock(mutex);
     while (true) {
-      if (queue.empty() && !stopped && !searching && search(lock, spin)) continue;
+      Search* const search = queue.empty() && !stopped ? freeSearch() : nullptr;
+      if (search != nullptr && look(lock, *search, spin)) continue;
       while (nothingToDo() && !stopped) {
         if (sleep(lock, sleeper)) continue;
         --workers;
@@ -190,10 +202,20 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   [[nodiscard]] Wake provide() {
     Wake next;
     if (stopped || held || queue.empty()) return next;
-    // The searcher finds by itself what it has brought.
-    next.searcher = searcher != std::this_thread::get_id() && searcher_sleeps.exchange(false);
-    const std::size_t coming = called + (searching ? 1 : 0);
+    std::size_t coming = called;
+    for (Search& search : searches) {
+      if (!search.taken) continue;
+      // A searcher finds by itself what it has brought.
+      const bool here = search.searcher == std::this_thread::get_id();
+      if (here || !search.sleeps) ++coming;
+    }
     if (queue.size() <= coming) return next;  // one of those takes it
+    for (Search& search : searches) {
+      const bool here = search.searcher == std::this_thread::get_id();
+      if (!search.taken || here || !search.sleeps.exchange(false)) continue;
+      next.search = &search;
+      return next;
+    }
     if (!sleeping.empty()) {
       next.sleeper = std::move(sleeping.back());
       sleeping.pop_back();
@@ -214,7 +236,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   // Without the lock.
   void wake(const Wake& next) const {
     if (next.sleeper) next.sleeper->notify_one();
-    if (next.searcher) idle_work.wake();
+    if (next.search != nullptr) next.search->work.wake();
   }
 };
 
@@ -229,9 +251,10 @@ WorkerPool::WorkerPool(std::string name, std::size_t ready, std::size_t limit, T
 
 WorkerPool::~WorkerPool() { stop(std::chrono::milliseconds(0)); }
 
-void WorkerPool::setIdleWork(IdleWork work) {
+void WorkerPool::addIdleWork(IdleWork work) {
   const std::lock_guard lock(state_->mutex);
-  state_->idle_work = std::move(work);
+  if (state_->searches.back().work.until) state_->searches.emplace_back();
+  state_->searches.back().work = std::move(work);
 }
 
 void WorkerPool::release() {
@@ -273,7 +296,8 @@ void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
   for (const auto& sleeper : state_->sleeping)
     sleeper->notify_one();
   state_->backlogged.notify_all();
-  if (state_->searcher_sleeps) state_->idle_work.wake();
+  for (const State::Search& search : state_->searches)
+    if (search.sleeps) search.work.wake();
   state_->threads.join(lock, grace);
 }
 

@@ -14,9 +14,9 @@
 // the task returns.
 //
 // Before a thread without work sleeps, it looks for more, one thread at a time: it spins for some
-// microseconds (transport/base/spin.h), or it drives what brings tasks (IdleWork), so that it takes
-// the next task without a wake-up. The most recently idle thread is woken first, because its caches
-// are warm.
+// microseconds (transport/base/spin.h). Instead it may do what brings tasks (IdleWork, of which
+// there is one for each thread that may do so at a time), so that it takes the next task without a
+// wake-up. The most recently idle thread is woken first, because its caches are warm.
 #pragma once
 
 #include <chrono>
@@ -53,8 +53,8 @@ class WorkerPool {
   WorkerPool(std::string name, std::size_t ready, std::size_t limit, ThreadHooks hooks = {},
              bool held = false);
   ~WorkerPool();  // stop(0)
-  // Before release(). What it refers to lives until stop() has returned.
-  void setIdleWork(IdleWork work);
+  // For one thread at a time. Before release(). What it refers to lives until stop() has returned.
+  void addIdleWork(IdleWork work);
   void release();
   // Starts the first thread now. An error: none can be started, so tasks might wait for ever.
   transport::Error prepare();

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -376,7 +377,7 @@ class Bringer {
 TEST(WorkerPool, TheThreadThatBringsATaskRunsIt) {
   Bringer bringer;
   WorkerPool pool("test", 2, 4);
-  pool.setIdleWork(bringer.work());
+  pool.addIdleWork(bringer.work());
   ASSERT_FALSE(pool.prepare());
   for (int i = 0; i < 100; ++i) {
     std::promise<bool> same;
@@ -393,10 +394,44 @@ TEST(WorkerPool, TheThreadThatBringsATaskRunsIt) {
   pool.stop(kBound);
 }
 
-TEST(WorkerPool, TasksOfOthersEndIdleWork) {
-  Bringer bringer;
+TEST(WorkerPool, WhileOneRunsWhatItBroughtAnotherBringsTheNext) {
+  Bringer first;
+  Bringer second;
   WorkerPool pool("test", 2, 4);
-  pool.setIdleWork(bringer.work());
+  pool.addIdleWork(first.work());
+  pool.addIdleWork(second.work());
+  Gate busy;
+  pool.run(busy.task());  // starts the thread that stays for the second
+  ASSERT_TRUE(busy.waitForEntered(1));
+  pool.run([] {});
+  ASSERT_TRUE(waitUntil([&] { return first.waits() == 1; }, kBound));
+  busy.open();
+  ASSERT_TRUE(waitUntil([&] { return second.waits() == 1; }, kBound));
+  Gate stuck;
+  first.bring([&] { pool.run(stuck.task()); });
+  ASSERT_TRUE(stuck.waitForEntered(1));
+  std::promise<bool> same;
+  second.bring([&] {
+    pool.run([&, here = std::this_thread::get_id()] {
+      same.set_value(here == std::this_thread::get_id());
+    });
+  });
+  auto ran = same.get_future();
+  ASSERT_EQ(ran.wait_for(kBound), std::future_status::ready);
+  EXPECT_TRUE(ran.get());
+  EXPECT_EQ(first.rings() + second.rings(), 0);
+  stuck.open();
+  pool.stop(kBound);
+}
+
+class WorkerPoolIdle : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Threads, WorkerPoolIdle, testing::Values(1, 2));
+
+TEST_P(WorkerPoolIdle, TasksOfOthersEndIdleWork) {
+  std::deque<Bringer> bringers(static_cast<std::size_t>(GetParam()));
+  WorkerPool pool("test", 2, 4);
+  for (Bringer& bringer : bringers)
+    pool.addIdleWork(bringer.work());
   std::atomic<int> ran{0};
   for (int i = 0; i < 500; ++i) {
     ASSERT_TRUE(pool.run([&] { ++ran; }));
@@ -414,7 +449,7 @@ TEST(WorkerPool, IdleWorkIsEndedAgainAfterAnotherThreadTookTheTask) {
   Gate woken;
   bringer.whenWoken(woken.task());
   WorkerPool pool("test", 2, 2);
-  pool.setIdleWork(bringer.work());
+  pool.addIdleWork(bringer.work());
   Gate first;
   Gate second;
   pool.run(first.task());  // the first thread is busy

@@ -31,8 +31,8 @@ Driven driveUntil(EventLoop& loop, const std::function<bool()>& done, Driver kin
 }
 
 void wakeAll(EventLoop& loop) {
-  loop.wakeDriver(Driver::kCaller);
-  loop.wakeDriver(Driver::kServer);
+  for (const Driver kind : {Driver::kCaller, Driver::kServer, Driver::kNextServer})
+    loop.wakeDriver(kind);
 }
 
 // Two connected sockets, one of which a Poll of the loop echoes to.
@@ -219,10 +219,9 @@ TEST(EventLoopDrivers, ComeAndGoUnderLoad) {
   std::atomic<int> timers{0};
   std::atomic<bool> stop{false};
   std::vector<std::thread> drivers;
-  for (int t = 0; t < 4; ++t) {
-    drivers.emplace_back([&, t] {
+  for (std::size_t t = 0; t < 2 * kDrivers; ++t) {
+    drivers.emplace_back([&, kind = static_cast<Driver>(t % kDrivers)] {
       AdaptiveSpin spin;
-      const Driver kind = t % 2 == 0 ? Driver::kCaller : Driver::kServer;
       while (!stop) {
         const int seen = echo.count();
         loop->drive(

@@ -8,10 +8,11 @@ namespace weft::transport {
 
 // One thread of each kind at a time.
 enum class Driver : std::uint8_t {
-  kCaller,  // waits for the answer to a call
-  kServer,  // waits for a request to run
+  kCaller,      // waits for the answer to a call
+  kServer,      // waits for a request to run
+  kNextServer,  // waits for the one that comes while the other runs its own
 };
-inline constexpr std::size_t kDrivers = 2;
+inline constexpr std::size_t kDrivers = 3;
 
 enum class Driven : std::uint8_t {
   kDone,
