@@ -99,7 +99,7 @@ FuturePtr WeftAgent::sendQuick(const WorkerInfo& to, MessagePtr message) {
 }
 
 FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float timeout_seconds,
-                          const DeviceMap& device_map, bool quick) {
+                          const DeviceMap& device_map, bool quick) try {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
   if (!parts_->context.process.holds() && RRefLifecycle::isControl(message->type())) {
     return parts_->client.acknowledged();
@@ -114,6 +114,9 @@ FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float
   const auto timeout = timeoutOf(timeout_seconds, *this);
   return parts_->client.send(parts_->group.directory().byId(to.id_).id_, message, timeout,
                              device_map.empty() ? getDeviceMap(to) : device_map, quick);
+} catch (...) {
+  if (to.id_ == parts_->context.rank && parts_->context.process.holds()) dropOwnRRef(*message);
+  throw;
 }
 
 transport::Waited WeftAgent::drive(transport::Deadline deadline,

@@ -194,7 +194,6 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
     // and nothing is left in the table.
     rrefs_.lifecycle().undo(carried);
     if (calls_.take(id, to)) context_.metrics.client_calls.decrement();
-    if (to == context_.rank) dropOwnRRef(*message);
     throw;
   }
   if (interrupted) transport::raiseInterrupt();

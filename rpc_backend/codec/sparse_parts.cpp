@@ -4,6 +4,18 @@
 
 namespace weft::rpc {
 
+namespace {
+
+// torch's check accepts blocks without elements, by whose sizes its operators divide. `first`: the
+// dimension of `values` that is the height of a block; the next is the width.
+void checkBlocks(c10::Layout layout, const at::Tensor& values, std::int64_t first) {
+  if (layout != c10::kSparseBsr && layout != c10::kSparseBsc) return;
+  TORCH_CHECK(values.size(first) > 0 && values.size(first + 1) > 0,
+              "the blocks of a sparse tensor have no elements");
+}
+
+}  // namespace
+
 std::size_t sparsePartCount(c10::Layout layout) noexcept {
   switch (layout) {
     case c10::kSparse:
@@ -34,6 +46,7 @@ at::Tensor joinSparse(const SparseForm& form, const std::vector<at::Tensor>& par
     return at::_sparse_coo_tensor_unsafe(parts[0], values, form.sizes, options, form.coalesced);
   }
   at::_validate_sparse_compressed_tensor_args(parts[0], parts[1], values, form.sizes, form.layout);
+  checkBlocks(form.layout, values, /*first=*/parts[0].dim());
   return at::_sparse_compressed_tensor_unsafe(parts[0], parts[1], values, form.sizes, options);
 }
 

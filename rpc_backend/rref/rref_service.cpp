@@ -51,6 +51,7 @@ RRefService::Outgoing RRefService::onSend(const Message& message, worker_id_t to
 }
 
 std::string RRefService::orphanText(const RRefKey& value, worker_id_t owner) const {
+  if (const auto loss = group_.lossOf(owner)) return *loss;
   const auto reason = group_.losses().lastReason(owner);
   if (const auto outage = group_.losses().lastOutage(owner)) {
     return group_.describe(owner) + " was lost for " + transport::seconds(*outage) +

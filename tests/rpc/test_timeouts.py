@@ -436,6 +436,27 @@ def test_what_is_no_time_is_refused(group, kind, timeout):
     assert later == "later"
 
 
+def values_after_a_bad_timeout(timeout: float) -> tuple[int, int]:
+    """How many values this worker owns before and after a remote() to itself that gives no time."""
+    import torch.distributed.rpc as rpc
+
+    def owned() -> int:
+        return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
+
+    before = owned()
+    try:
+        rpc.remote("worker0", echo, args=(5,), timeout=timeout)
+    except ValueError:
+        return before, owned()
+    return before, -1
+
+
+@pytest.mark.parametrize("timeout", BAD_TIMES)
+def test_a_remote_call_that_is_refused_leaves_no_value(group, timeout):
+    before, after = group[0].call(values_after_a_bad_timeout, timeout)
+    assert after == before
+
+
 def leave_badly(timeout: float) -> str:
     import torch.distributed.rpc as rpc
 

@@ -70,5 +70,18 @@ TEST(SparseParts, IndicesOfACompressedTensorMustBeWithinItsShape) {
   EXPECT_THROW(join(rows, columns, {2, 2}, c10::kSparseBsr), c10::Error);
 }
 
+TEST(SparseParts, BlocksHaveElements) {
+  for (const c10::Layout layout : {c10::kSparseBsr, c10::kSparseBsc}) {
+    const auto join = [&](std::vector<std::int64_t> block) {
+      block.insert(block.begin(), 2);
+      return joinSparse({layout, {2, 2}}, {numbers({0, 1, 2}), numbers({0, 1}), at::ones(block)});
+    };
+    EXPECT_EQ(join({1, 1}).to_dense().sum().item<double>(), 2);
+    EXPECT_THROW(join({0, 0}), c10::Error);
+    EXPECT_THROW(join({0, 1}), c10::Error);
+    EXPECT_THROW(join({1, 0}), c10::Error);
+  }
+}
+
 }  // namespace
 }  // namespace weft::rpc
