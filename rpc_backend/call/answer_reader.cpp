@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "rpc_backend/call/autograd_wrap.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/options/request_policy.h"
@@ -75,26 +76,35 @@ void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMe
   }
 }
 
+std::optional<std::string> AnswerReader::faultOf(worker_id_t from, const IncomingMessage& in,
+                                                 const CallCompleter::Asked& asked) const {
+  const RequestPolicy policy = context_.options.request_policy;
+  const auto type = static_cast<MessageType>(in.type());
+  if (const auto why = refusal(policy, type, in.payload(), from)) return "is refused: " + *why;
+  if (type == MessageType::EXCEPTION) return std::nullopt;
+  if (distrustsPeers(policy)) {
+    const auto context = contextOf(type, in.payload());
+    if (context && context != asked.context)
+      return "is refused: it names a context of distributed autograd that the call is not part of";
+  }
+  if (createsRRef(asked.type) && !confirmsCreation(type, in.payload(), asked.created))
+    return "does not confirm that it created the value";
+  return std::nullopt;
+}
+
 void AnswerReader::readAnswer(worker_id_t from, IncomingMessage& in,
                               const CallCompleter::Asked& asked, JitFuture& future) {
   try {
     const auto streams = streamsFromPool(group_.devices());
     const c10::MultiStreamGuard guard(streams);
     const auto type = static_cast<MessageType>(in.type());
-    if (const auto why = refusal(context_.options.request_policy, type, in.payload(), from)) {
+    if (const auto fault = faultOf(from, in, asked)) {
       const std::string name = group_.directory().nameOf(from);
-      completer_.setError(future, asked, "the answer of worker '" + name + "' is refused: " + *why);
+      completer_.setError(future, asked, "the answer of worker '" + name + "' " + *fault);
       return;
     }
     if (type == MessageType::EXCEPTION) {
       completer_.setError(future, asked, in.text());
-      return;
-    }
-    if (createsRRef(asked.type) && !confirmsCreation(type, in.payload(), asked.created)) {
-      const std::string name = group_.directory().nameOf(from);
-      completer_.setError(
-          future, asked,
-          "the answer of worker '" + name + "' does not confirm that it created the value");
       return;
     }
     auto message = in.finish(distrustsPeers(context_.options.request_policy));

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "rpc_backend/call/call_completer.h"
 #include "rpc_backend/call/call_table.h"
@@ -37,6 +39,9 @@ class AnswerReader {
 
  private:
   void takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in, PendingCall& call);
+  // Why the answer must not be given to torch, as a clause about it; nothing when it may.
+  std::optional<std::string> faultOf(worker_id_t from, const IncomingMessage& in,
+                                     const CallCompleter::Asked& asked) const;
   void readAnswer(worker_id_t from, IncomingMessage& in, const CallCompleter::Asked& asked,
                   JitFuture& future);
   void takeOwn(JitFuture& made, const CallCompleter::Asked& asked, JitFuture& future);

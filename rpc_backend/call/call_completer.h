@@ -25,8 +25,9 @@ class CallCompleter {
   struct Asked {
     MessageType type{};
     std::optional<ForkIds> created;
+    std::optional<std::int64_t> context;
   };
-  static Asked askedBy(const PendingCall& call) { return {call.type, call.created}; }
+  static Asked askedBy(const PendingCall& call) { return {call.type, call.created, call.context}; }
 
   // All live as long as this. `calls`: has the fetches that wait for an RRef that was not created.
   CallCompleter(AgentContext& context, Group& group, RRefService& rrefs, CallTable& calls)

@@ -4,10 +4,12 @@
 #include <thread>
 #include <utility>
 
+#include "rpc_backend/call/autograd_wrap.h"
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/future_wait.h"
+#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/torch_private/autograd_contexts.h"
 #include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
@@ -62,6 +64,8 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
   PendingCall call = describeCall(to, asked, time, now);
   call.quick = quick;
+  if (distrustsPeers(context_.options.request_policy))
+    call.context = contextOf(message->type(), message->payload());
   auto why =
       rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
   const milliseconds left = call.counted ? leftOf(call) : time.timeout;

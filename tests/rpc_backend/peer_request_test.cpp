@@ -8,12 +8,15 @@
 #include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_profiling_req.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 #include <torch/csrc/distributed/rpc/script_remote_call.h>
+#include <torch/csrc/distributed/rpc/script_resp.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "rpc_backend/wire/wire_reader.h"
+#include "rpc_backend/wire/wire_writer.h"
 #include "tests/rpc_backend/agent_world.h"
 
 namespace weft::rpc {
@@ -32,6 +35,7 @@ using torch::distributed::rpc::RpcCommandBase;
 using torch::distributed::rpc::RRefUserDelete;
 using torch::distributed::rpc::ScriptCall;
 using torch::distributed::rpc::ScriptRemoteCall;
+using torch::distributed::rpc::ScriptResp;
 using enum MessageType;
 
 using Command = std::unique_ptr<RpcCommandBase>;
@@ -210,6 +214,70 @@ TEST_F(PeerRequestTest, ARemoteCallThatIsToCreateAnothersRRefIsRefused) {
             std::string::npos)
       << answer;
   EXPECT_EQ(world.server.refusedByPolicy(), 1U);
+}
+
+MessagePtr wrapped(MessageType type, std::int64_t context, MessagePtr message) {
+  return RpcWithAutograd(1, type, AutogradMetadata(context, 1), std::move(message)).toMessage();
+}
+
+// The header of rank 1's answer to that call, wrapped for autograd.
+std::vector<std::byte> answerInContext(std::uint64_t call, std::int64_t context) {
+  const auto answer =
+      wrapped(FORWARD_AUTOGRAD_RESP, context, ScriptResp(at::IValue(1)).toMessage());
+  WireHeader head;
+  head.kind = WireKind::kResponse;
+  head.type = static_cast<std::uint16_t>(FORWARD_AUTOGRAD_RESP);
+  head.call_id = call;
+  head.payload = std::as_bytes(std::span(answer->payload()));
+  std::vector<std::byte> header;
+  WireWriter(header).header(head);
+  return header;
+}
+
+// What becomes of a call whose answer names context 3.
+std::string answeredInContext(AgentWorld& world, const MessagePtr& call) {
+  const auto future = world.client.send(1, call, milliseconds(0), {});
+  if (!world.recorder.waitForMessages(1)) return "it was not sent";
+  const std::string sent = world.recorder.messages()[0].header;
+  WireHeader head;
+  EXPECT_TRUE(WireReader(std::as_bytes(std::span(sent))).header(head));
+  const auto answer = answerInContext(head.call_id, 3);
+  std::vector<transport::OwnedBuffer> buffers;
+  EXPECT_EQ(world.router.onHeader(1, answer, {}, buffers), transport::Disposition::kAccept);
+  world.router.onMessage(1, answer, {});
+  future->wait();
+  return future->hasError() ? future->tryRetrieveErrorMessage() : "";
+}
+
+MessagePtr plainCall() {
+  return ScriptCall(c10::QualifiedName("__torch__.f"), std::vector<at::IValue>{}).toMessage();
+}
+
+// torch would begin it, and it would never end.
+TEST_F(PeerRequestTest, AnAnswerToAPlainCallNamesNoContext) {
+  EXPECT_NE(answeredInContext(world, plainCall()).find("is refused: it names a context"),
+            std::string::npos);
+}
+
+TEST_F(PeerRequestTest, AnAnswerNamesTheContextOfItsCall) {
+  EXPECT_EQ(answeredInContext(world, wrapped(FORWARD_AUTOGRAD_REQ, 3, plainCall())), "");
+}
+
+TEST_F(PeerRequestTest, AnAnswerNamesNoContextButThatOfItsCall) {
+  EXPECT_NE(answeredInContext(world, wrapped(FORWARD_AUTOGRAD_REQ, 4, plainCall()))
+                .find("is refused: it names a context"),
+            std::string::npos);
+}
+
+TEST_F(PeerRequestTest, ADeletedRRefIsAcknowledgedWhereItIsRead) {
+  world.context.serves = true;  // its workers stay held
+  world.ask(RREF_USER_DELETE,
+            RRefUserDelete(GloballyUniqueId(0, 4), GloballyUniqueId(1, 5)).toMessage()->payload());
+  ASSERT_TRUE(world.recorder.waitForMessages(1));
+  WireHeader head;
+  const std::string answer = world.recorder.messages()[0].header;
+  ASSERT_TRUE(WireReader(std::as_bytes(std::span(answer))).header(head));
+  EXPECT_EQ(static_cast<MessageType>(head.type), RREF_ACK);
 }
 
 // torch might read it.
