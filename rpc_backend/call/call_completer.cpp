@@ -14,7 +14,8 @@ using torch::distributed::rpc::RPCErrorType;
 void CallCompleter::complete(const PendingCall& call, Completion completion) {
   bool given = false;
   const auto thrown = transport::thrownBy([&] {
-    given = call.waiter.give(completion) || context_.completers.run(std::move(completion));
+    given = call.waiter.give(completion) || context_.workers.runNext(std::move(completion)) ||
+            context_.completers.run(std::move(completion));
   });
   if (given) return;
   // Callbacks are user code, which should run neither on the loop thread nor inside the caller's
@@ -22,7 +23,7 @@ void CallCompleter::complete(const PendingCall& call, Completion completion) {
   // is left.
   if (thrown)
     logWarning("the thread that received the answer of a call also completes it (" + *thrown + ")");
-  completion();  // NOLINT(bugprone-use-after-move): run() moves only what it accepts
+  completion();  // NOLINT(bugprone-use-after-move): both move only what they accept
 }
 
 void CallCompleter::fail(PendingCall call, const std::string& text) {

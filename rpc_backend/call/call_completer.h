@@ -1,6 +1,6 @@
 // CallCompleter: completes the future of a call that was taken out of the table, with a value or an
-// error. It does so on the thread that waits for the call (InlineWaiter), else on a completer,
-// because the future's callbacks are user code.
+// error. It does so on the thread that waits for the call (InlineWaiter), on the idle worker that has
+// read the answer, or else on a completer, because the future's callbacks are user code.
 //
 // Threads: any. It completes futures with no lock held.
 #pragma once
@@ -36,7 +36,8 @@ class CallCompleter {
   // What completes the call's future by `settle`. Takes the future out of `call`.
   template <typename Settle>
   Completion completion(PendingCall& call, Settle settle);
-  // Runs it on the thread that waits for the call, else on a completer; here if there is neither.
+  // Has it run by the first of these that takes it: the thread that waits for the call, the worker
+  // that drives the loop here, a completer. Runs it here if none does.
   void complete(const PendingCall& call, Completion completion);
   void fail(PendingCall call, const std::string& text);
   // For a call to this worker that is not sent, on the thread that makes it. The future fails

@@ -35,7 +35,8 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   struct Search {
     IdleWork work;  // may be empty
     bool taken = false;
-    std::thread::id searcher;  // if taken
+    std::thread::id searcher;    // if taken
+    std::function<void()> task;  // what the searcher gave itself by runNext()
     // The searcher may be asleep in its work, and was not woken yet. It sets this again if it was
     // woken for a task that another thread has taken.
     std::atomic<bool> sleeps{false};
@@ -72,12 +73,10 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   // Whether no task may begin.
   bool nothingToDo() const { return queue.empty() || (held && !stopped); }
 
-  void take(std::function<void()>& task) {
+  void takeNext(std::function<void()>& task) {
     task = std::move(queue.front());
     queue.pop_front();
     waiting = queue.size();
-    ++begun;
-    ++running;
   }
 
   // Sleeps until it is woken. False: nothing has come for kLeaveAfter, and this thread, which is
@@ -104,11 +103,13 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     return free == searches.end() ? nullptr : &*free;
   }
 
-  // With the lock: looks for work. False: there is none, and this thread may sleep.
-  bool look(std::unique_lock<std::mutex>& lock, Search& search, transport::AdaptiveSpin& spin) {
+  // With the lock: looks for work. False: there is none, and this thread may sleep. `task`: becomes
+  // what this thread has given itself.
+  bool look(std::unique_lock<std::mutex>& lock, Search& search, std::function<void()>& task,
+            transport::AdaptiveSpin& spin) {
     const bool drives = search.work.until != nullptr && !held;
     const auto found = [&] {
-      if (waiting != 0 || stopped) return true;
+      if (waiting != 0 || stopped || search.task) return true;
       if (!drives || search.sleeps) return false;
       // In this order, because a thread that brings a task writes `waiting` before it looks whom to
       // wake.
@@ -123,6 +124,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     if (!drove) spin.until(found);
     lock.lock();
     search.taken = search.sleeps = false;
+    task = std::exchange(search.task, nullptr);
     return drove;
   }
 
@@ -148,15 +150,19 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     std::unique_lock lock(mutex);
     while (true) {
       Search* const search = queue.empty() && !stopped ? freeSearch() : nullptr;
-      if (search != nullptr && look(lock, *search, spin)) continue;
-      while (nothingToDo() && !stopped) {
+      if (search != nullptr && look(lock, *search, task, spin) && !task) continue;
+      while (!task && nothingToDo() && !stopped) {
         if (sleep(lock, sleeper)) continue;
         --workers;
         threads.leave(lock);
         return;
       }
-      if (queue.empty()) break;  // stopped, and nothing left to run
-      take(task);
+      if (!task) {
+        if (queue.empty()) break;  // stopped, and nothing left to run
+        takeNext(task);
+      }
+      ++begun;
+      ++running;
       // This thread is busy now: another one takes what waits behind its task.
       const Wake next = provide();
       lock.unlock();
@@ -286,6 +292,18 @@ bool WorkerPool::run(std::function<void()>&& task) {
   state_->wake(next);
   state_->threads.warn();
   return true;
+}
+
+bool WorkerPool::runNext(std::function<void()>&& task) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->stopped || state_->running + 2 > state_->limit) return false;
+  for (State::Search& search : state_->searches) {
+    const bool here = search.taken && search.searcher == std::this_thread::get_id();
+    if (!here || search.task) continue;
+    search.task = std::move(task);
+    return true;
+  }
+  return false;
 }
 
 void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {

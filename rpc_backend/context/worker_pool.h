@@ -63,6 +63,11 @@ class WorkerPool {
   // std::bad_alloc, with `task` unchanged.
   bool run(std::function<void()>&& task);
 
+  // On a thread that brings something by its IdleWork: it runs `task` as soon as that ends, also
+  // after stop(). False: this thread is none of these, has a task already, or would be the last one
+  // that may run others; `task` is unchanged.
+  bool runNext(std::function<void()>&& task);
+
   enum class Waiting { kDrop, kRun };  // what becomes of tasks that have not begun
 
   // Drops or runs what waits, then joins the threads. The thread of a task that still runs after

@@ -424,6 +424,58 @@ TEST(WorkerPool, WhileOneRunsWhatItBroughtAnotherBringsTheNext) {
   pool.stop(kBound);
 }
 
+TEST(WorkerPool, WhoBringsATaskForItselfRunsItAndNoOther) {
+  Bringer bringer;
+  WorkerPool pool("test", 2, 4);
+  pool.addIdleWork(bringer.work());
+  EXPECT_FALSE(pool.runNext([] {}));  // this thread brings nothing
+  ASSERT_FALSE(pool.prepare());
+  for (int i = 0; i < 100; ++i) {
+    std::promise<bool> same;
+    bringer.bring([&] {
+      EXPECT_TRUE(pool.runNext([&, here = std::this_thread::get_id()] {
+        same.set_value(here == std::this_thread::get_id());
+      }));
+      EXPECT_FALSE(pool.runNext([] {}));  // it has one
+    });
+    auto ran = same.get_future();
+    ASSERT_EQ(ran.wait_for(kBound), std::future_status::ready);
+    EXPECT_TRUE(ran.get());
+  }
+  pool.stop(kBound);
+}
+
+TEST(WorkerPool, TheLastThreadTakesNothingForItself) {
+  Bringer bringer;
+  WorkerPool pool("test", 1, 1);
+  pool.addIdleWork(bringer.work());
+  ASSERT_FALSE(pool.prepare());
+  std::promise<bool> taken;
+  bringer.bring([&] { taken.set_value(pool.runNext([] {})); });
+  auto was_taken = taken.get_future();
+  ASSERT_EQ(was_taken.wait_for(kBound), std::future_status::ready);
+  EXPECT_FALSE(was_taken.get());
+  pool.stop(kBound);
+}
+
+TEST(WorkerPool, WhatAThreadTookForItselfRunsAlsoAfterStop) {
+  Bringer bringer;
+  WorkerPool pool("test", 2, 4);
+  pool.addIdleWork(bringer.work());
+  ASSERT_FALSE(pool.prepare());
+  Gate taken;
+  std::atomic<bool> ran{false};
+  bringer.bring([&] {
+    EXPECT_TRUE(pool.runNext([&] { ran = true; }));
+    taken.task()();
+  });
+  ASSERT_TRUE(taken.waitForEntered(1));
+  std::thread stopping([&] { pool.stop(kBound); });
+  taken.open();
+  stopping.join();
+  EXPECT_TRUE(ran);
+}
+
 class WorkerPoolIdle : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Threads, WorkerPoolIdle, testing::Values(1, 2));
 
