@@ -252,6 +252,25 @@ def test_rows_that_do_not_belong_together_are_refused(group):
     group[0].call(rows)
 
 
+def rows_of_the_batch() -> None:
+    """One input has a row for each micro-batch, in either place."""
+    pipe = pipe_of_layers([models.Adds()], "1", 3, "gpipe", "never")
+    shift, batch, targets = torch.zeros(3), torch.arange(7.0), torch.zeros(7)
+    expected = nn.functional.mse_loss(batch, targets)
+    for inputs in ((batch, shift), (shift, batch)):
+        torch.testing.assert_close(pipe.step(inputs, targets, loss=nn.MSELoss()), expected)
+        with pytest.raises(ValueError, match="their rows do not belong together"):
+            pipe.step(inputs, torch.zeros(9), loss=nn.MSELoss())
+    # Only the targets have the rows of the batch.
+    alone = pipe.step((shift, shift), batch, loss=of_pairs)
+    torch.testing.assert_close(alone, expected)
+    pipe.close()
+
+
+def test_a_loss_is_weighed_by_the_rows_of_the_batch(group):
+    group[0].call(rows_of_the_batch)
+
+
 def with_another_default_device(places: str) -> float:
     """torch's default is for new tensors, and the loss is on the CPU."""
     layers = [nn.Linear(4, 4), nn.Linear(4, 3)]

@@ -101,9 +101,10 @@ class WorkerPipe(StateAtWorkers):
             targets: split in the same way; the second argument of ``loss``.
             loss: takes the output of a micro-batch and its targets at the last stage's worker; it is
                 pickled for another one, and then has no parameters to train.
-            reduction: ``"mean"`` weighs each micro-batch by its rows, ``"sum"`` adds them up; by
-                default what ``loss.reduction`` says, else ``"mean"``. A loss that ignores or weighs
-                rows has another mean: give it ``"sum"``, and divide.
+            reduction: ``"mean"`` weighs each micro-batch by its rows, those of the tensor that has
+                the most; ``"sum"`` adds them up. By default what ``loss.reduction`` says, else
+                ``"mean"``. A loss that ignores or weighs rows has another mean: give it ``"sum"``,
+                and divide.
 
         Returns:
             The loss of the mini-batch, on the CPU, without a graph.
@@ -133,9 +134,9 @@ class WorkerPipe(StateAtWorkers):
                 f"the targets give {len(wanted)} micro-batches, the inputs {len(micro_batches)}: their "
                 "first dimensions differ"
             )
-        rows = rows_of(inputs, micro_batches)
-        check_rows([rows, rows_of(targets, wanted)])
-        weights = weights_of(rows, loss, reduction)
+        rows = [rows_of(inputs, micro_batches), rows_of(targets, wanted)]
+        check_rows(rows)
+        weights = weights_of(max(rows, key=sum), loss, reduction)
         order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
         job = Job(order, recompute, criterion=loss, weights=weights)
         _, outcomes = self._run(job, micro_batches, targets)

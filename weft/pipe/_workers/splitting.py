@@ -71,8 +71,12 @@ def wanting_gradients(micro_batches: list[Any]) -> list[Tensor]:
 
 
 def rows_of(values: Any, micro_batches: list[Any]) -> list[int]:
-    """How many rows each micro-batch of :func:`split` has; what goes whole to all has none."""
+    """How many rows each micro-batch of :func:`split` has.
+
+    Of a tuple these are the rows of the tensor with the most: others may have one for each micro-batch.
+    What goes whole to all has none.
+    """
     if isinstance(values, Tensor):
         return [one.size(0) for one in micro_batches]
-    first = next(at for at, value in enumerate(values) if isinstance(value, Tensor))
-    return [one[first].size(0) for one in micro_batches]
+    tensors = [at for at, value in enumerate(values) if isinstance(value, Tensor)]
+    return max(([one[at].size(0) for one in micro_batches] for at in tensors), key=sum)
