@@ -13,6 +13,7 @@ import torch.distributed.rpc as rpc
 import worker_models as models
 from torch import Tensor, nn
 from torch.distributed.optim import DistributedOptimizer
+from torch.utils.checkpoint import checkpoint
 from waiting import wait_until
 from worker_pipes import (
     CROSS_ENTROPY,
@@ -121,6 +122,57 @@ def only_what_is_asked_for() -> None:
 
 def test_torch_autograd_grad_leaves_the_parameters_alone(group):
     group[0].call(only_what_is_asked_for)
+
+
+def has_saved_tensor_hooks_around_it(places: str, around: str, mode: str) -> None:
+    """The stages here are run without them, as those at the workers are."""
+    pipe, plain = pipe_of(places, 3, "1f1b", mode), models.plain()
+    inputs, targets = models.batch()
+    found, wanted = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
+    if around == "checkpoint":
+        output = checkpoint(lambda x: pipe(x).to_here().tanh(), found, use_reentrant=False)
+    else:
+        with torch.autograd.graph.save_on_cpu():
+            output = pipe(found).to_here().tanh()
+    CROSS_ENTROPY(output, targets).backward()
+    CROSS_ENTROPY(plain(wanted).tanh(), targets).backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
+    check_gradients(pipe, plain)
+    pipe.close()
+
+
+@pytest.mark.parametrize("mode", ["never", "always"])
+@pytest.mark.parametrize("around", ["checkpoint", "save_on_cpu"])
+@pytest.mark.parametrize("places", ["0122", "1220", "0000"])
+def test_saved_tensor_hooks_around_a_pipe(group, places, around, mode):
+    group[0].call(has_saved_tensor_hooks_around_it, places, around, mode)
+
+
+class CallsItsPipe(nn.Linear):
+    """In the driver's own stage."""
+
+    pipes: list[nn.Module] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for pipe in self.pipes:
+            pipe(x)
+        return super().forward(x)
+
+
+def is_called_by_its_own_stage() -> None:
+    pipe = pipe_of_layers([CallsItsPipe(4, 4), nn.Linear(4, 3)], "01", 2, "1f1b", "never")
+    inputs, targets = models.batch()
+    CallsItsPipe.pipes.append(pipe)
+    for run in (lambda: pipe(inputs), lambda: pipe.step(inputs, targets, loss=CROSS_ENTROPY)):
+        with pytest.raises(RuntimeError, match=r"stage 0 .* another one cannot run inside of it"):
+            run()
+    CallsItsPipe.pipes.clear()
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_a_stage_that_calls_its_own_pipe_is_refused(group):
+    group[0].call(is_called_by_its_own_stage)
 
 
 def several_backwards(checkpoint: str) -> None:

@@ -1,11 +1,30 @@
-"""What ``torch.utils.checkpoint`` leaves open where its function raises."""
+"""What ``torch.utils.checkpoint`` does to the thread that it runs on: its saved-tensor hooks."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
+
+import torch
+
+_autograd = torch._C._autograd
+
+
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Takes this thread's saved-tensor hooks off, those of a checkpoint and others, until it ends."""
+    hooks = []
+    while (pair := _autograd._top_saved_tensors_default_hooks(False)) is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+        hooks.append(pair)
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def end_checkpoints(error: BaseException, trace: TracebackType | None) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from weft import _C
+from weft._torch.checkpoints import without_saved_tensor_hooks
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import calls
 from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent
@@ -105,8 +106,13 @@ class MiniBatch:
         return mapped(lambda one: copied(one) if one.device == device else one, value)
 
     def _run_own(self) -> Outcome:
+        """Without the caller's saved-tensor hooks, as at the workers.
+
+        Those of a checkpoint around the Pipe would run the Pipe again in the middle of its backward.
+        """
         try:
-            return run_mini_batch(self._own, self._jobs[self._name], self._given)
+            with without_saved_tensor_hooks():
+                return run_mini_batch(self._own, self._jobs[self._name], self._given)
         except Abandoned:
             while not self._ends.empty():
                 self._take_end({})  # raises the error if a worker ended it

@@ -74,6 +74,7 @@ class WorkerPipe(StateAtWorkers):
         self._plan(self._order(self.chunks))  # raises what the schedule cannot do
         self._step = 0
         self._running = threading.Lock()
+        self._running_thread: int | None = None  # that holds the lock
         self._recording: WorkerRecording | None = None
         self._checkpoint: Checkpoint | None = None
         self._gradients = ReplicatedGradients(any(len(place.workers) > 1 for place in self.places))
@@ -233,7 +234,7 @@ class WorkerPipe(StateAtWorkers):
             graphs: each worker's graph, which keeps the forward for later backwards.
         """
         recording = self._recording
-        with self._running:
+        with self._alone():
             self._step += 1
             job = job._replace(step=self._step, recorded=recording is not None)
             jobs = self._jobs(job, given, graphs)
@@ -246,6 +247,23 @@ class WorkerPipe(StateAtWorkers):
                 done = {worker: one.tasks for worker, one in outcomes.items()}
                 recording.add(self._plan(job.order), done)
             return job.step, [outcomes[worker] for worker in self._workers]
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other mini-batches of this Pipe off; one that this thread runs would never end."""
+        here = threading.get_ident()
+        if self._running_thread == here:
+            raise RuntimeError(
+                "a mini-batch of this Pipe runs on this thread, and another one cannot run inside of it: "
+                "a layer, a loss or a hook of its stages here calls the Pipe, or runs a backward through "
+                "its output. Call it outside of its own mini-batches"
+            )
+        with self._running:
+            self._running_thread = here
+            try:
+                yield
+            finally:
+                self._running_thread = None
 
     def _jobs(self, job: Job, given: Any, graphs: dict[str, Any] | None) -> dict[str, Job]:
         """The mini-batch as each worker is told of it."""
