@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -443,6 +444,27 @@ def saved_through_a_link(folder: str) -> None:
 def test_a_checkpoint_goes_where_a_link_leads(group, tmp_path):
     group[0].call(saved_through_a_link, str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "run"]
+
+
+def goes_below_the_current_folder(folder: str) -> None:
+    """The driver's, which the workers are not in."""
+    pipe = pipe_of("0122", 2, "1f1b")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        pipe.save_checkpoint("relative")
+        state = copy.deepcopy(pipe.state_dict())
+        pipe.load_state_dict({name: one + 1 for name, one in state.items()})
+        pipe.load_checkpoint("relative")
+    finally:
+        os.chdir(before)
+    same(pipe.state_dict(), state)
+    pipe.close()
+
+
+def test_a_relative_path_begins_at_the_drivers_current_folder(group, tmp_path):
+    group[0].call(goes_below_the_current_folder, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["relative"]
 
 
 def cannot_be_put(folder: str) -> None:

@@ -16,10 +16,12 @@ from weft.pipe._workers import shards
 def folder_at(path: str | Path) -> Path:
     """Where a checkpoint goes: where a link leads, so that it leads to the new one.
 
+    It is absolute, because the workers have current folders of their own.
+
     Raises:
         NotADirectoryError: a file is there, which is not Weft's to remove.
     """
-    folder = Path(os.path.realpath(path) if os.path.islink(path) else path)
+    folder = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(
             f"save_checkpoint: {path} is no folder: give another path, or remove what is there"

@@ -5,6 +5,7 @@ at the workers.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,8 @@ class StateAtWorkers(LayersElsewhere):
             checkpoint.wait()
 
         Args:
-            path: a folder that all workers see, or a link to one. It is replaced as a whole, when all
-                have written.
+            path: a folder that all workers see, or a link to one; a relative one begins at the
+                driver's current folder. It is replaced as a whole, when all have written.
             background: whether this returns as soon as each worker has copied its state, which takes
                 as much memory again until it is written. One is written at a time.
 
@@ -133,7 +134,7 @@ class StateAtWorkers(LayersElsewhere):
         """
         self._wait_for_checkpoint()
         with self._parts.with_missing():
-            self.at_workers(shards.read_shards, str(path), self._parts.layers)
+            self.at_workers(shards.read_shards, os.path.abspath(path), self._parts.layers)
         self.zero_grad()
 
     # nn.Module's own methods, acting at the workers
