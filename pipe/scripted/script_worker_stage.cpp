@@ -21,6 +21,10 @@ constexpr const char* kChangesOneOfSeveral =
 constexpr const char* kInputHasChanged =
     "an input of the stage was changed in place after its forward, and the recomputation for the "
     "backward needs it as it was: change a clone, or use checkpoint=\"never\"";
+constexpr const char* kHasNoGraph =
+    "the loss of a micro-batch does not require a gradient, so that a step trains nothing: the "
+    "loss is detached or an integer, or all parameters are frozen. For a loss without training, "
+    "compute it of the output of pipe(inputs)";
 // What torch says of it, and what is added to that; a parameter may be meant as well.
 constexpr const char* kALeaf = "leaf Variable that requires grad";
 constexpr const char* kLeafIsInput =
@@ -102,10 +106,11 @@ at::Tensor ScriptWorkerStage::loss(const StageContext& at, StageArguments argume
     held.wanted = held.cuts.size();
   }
   const at::IValue made = callScript(criterion, {output, onHost(target)}, python_);
-  TORCH_CHECK(made.isTensor() && made.toTensor().numel() == 1,
-              "the loss of a micro-batch must be a tensor of one number, got ", made);
+  TORCH_CHECK(made.isTensor() && made.toTensor().numel() == 1 && !made.toTensor().is_complex(),
+              "the loss of a micro-batch must be a tensor of one real number, got ", made);
+  TORCH_CHECK(made.toTensor().requires_grad(), kHasNoGraph);
   const at::Tensor loss = made.toTensor().reshape({}) * weight;
-  if (loss.requires_grad()) held.outputs.push_back(loss);
+  held.outputs.push_back(loss);
   hold(at.micro_batch, std::move(held));
   return loss.detach();
 }
@@ -203,12 +208,12 @@ ScriptWorkerStage::Roots ScriptWorkerStage::roots(Held& held,
     for (const at::Tensor& output : held.outputs)
       found.push_back(at::ones_like(output));
   }
-  if (held.again && !gradients && !held.outputs.empty()) {
+  if (held.again && !gradients) {
     torch::autograd::backward(held.outputs, found);
     found = gradientsOfLeaves(held.cuts);
   }
   const std::size_t wanted = held.again ? held.wanted : held.outputs.size();
-  TORCH_CHECK(found.size() == wanted || (held.again && found.empty()), "the stage has ", wanted,
+  TORCH_CHECK(found.size() == wanted, "the stage has ", wanted,
               " outputs that require a gradient, and got gradients for ", found.size());
   const bool any =
       std::any_of(found.begin(), found.end(), [](const at::Tensor& one) { return one.defined(); });

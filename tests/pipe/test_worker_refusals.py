@@ -230,7 +230,8 @@ def test_copies_that_would_differ_are_refused(group):
 
 def rows() -> None:
     pipe = pipe_of_layers([models.Adds()], "1", 3, "gpipe", "never")
-    sums = pipe.step((torch.ones(6, 2), torch.ones(6, 2)), torch.ones(6, 2), loss=nn.MSELoss())
+    pair = (torch.ones(6, 2, requires_grad=True), torch.ones(6, 2))
+    sums = pipe.step(pair, torch.ones(6, 2), loss=nn.MSELoss())
     assert sums.item() == 1
     for inputs, targets in (
         ((torch.ones(7, 2), torch.ones(9, 2)), torch.ones(7, 2)),
@@ -240,8 +241,7 @@ def rows() -> None:
             ValueError, match=r"give micro-batches of 3, 3|give micro-batches of 1, 3"
         ):
             pipe.step(inputs, targets, loss=nn.MSELoss())
-    pair = (torch.ones(6, 2), torch.ones(6, 2))
-    uneven = (torch.ones(7, 2), torch.ones(3, 2))  # a row for each micro-batch
+    uneven = (torch.ones(7, 2, requires_grad=True), torch.ones(3, 2))  # a row for each micro-batch
     assert pipe.step(uneven, torch.ones(7, 2), loss=nn.MSELoss()).item() == 1
     several = pipe.step(pair, torch.ones(12), loss=of_pairs)  # two for each row
     assert several.item() == 1
@@ -255,7 +255,8 @@ def test_rows_that_do_not_belong_together_are_refused(group):
 def rows_of_the_batch() -> None:
     """One input has a row for each micro-batch, in either place."""
     pipe = pipe_of_layers([models.Adds()], "1", 3, "gpipe", "never")
-    shift, batch, targets = torch.zeros(3), torch.arange(7.0), torch.zeros(7)
+    shift, targets = torch.zeros(3, requires_grad=True), torch.zeros(7)
+    batch = torch.arange(7.0)
     expected = nn.functional.mse_loss(batch, targets)
     for inputs in ((batch, shift), (shift, batch)):
         torch.testing.assert_close(pipe.step(inputs, targets, loss=nn.MSELoss()), expected)
@@ -269,6 +270,43 @@ def rows_of_the_batch() -> None:
 
 def test_a_loss_is_weighed_by_the_rows_of_the_batch(group):
     group[0].call(rows_of_the_batch)
+
+
+class Detached(nn.Module):
+    """A loss without a graph."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().mean().detach()
+
+
+class OfTwoParts(nn.Module):
+    """A loss that is a complex number."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        mean = (output - target).square().mean()
+        return torch.complex(mean, mean)
+
+
+def losses_without_a_gradient(place: str, checkpoint: str, scripts: bool) -> None:
+    as_given = torch.jit.script if scripts else nn.Identity()
+    pipe = pipe_of_layers([as_given(nn.Linear(4, 3))], [place], 2, "gpipe", checkpoint)
+    inputs, targets = models.batch()[0], torch.zeros(models.ROWS, 3)
+    for loss, said in (
+        (Detached(), "does not require a gradient, so that a step trains nothing"),
+        (OfTwoParts(), "must be a tensor of one real number"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"stage 0 .*the loss of a micro-batch {said}"):
+            pipe.step(inputs, targets, loss=as_given(loss))
+    assert held_anywhere(pipe) == 0
+    pipe.step(inputs, targets, loss=as_given(nn.MSELoss()))
+    pipe.close()
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_loss_without_a_real_gradient_is_refused(group, checkpoint, scripts):
+    for place in "01":
+        group[0].call(losses_without_a_gradient, place, checkpoint, scripts)
 
 
 def with_another_default_device(places: str) -> float:

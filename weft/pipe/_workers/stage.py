@@ -51,6 +51,11 @@ _PARAMETER_HAS_CHANGED = (
     "a parameter of the stage was changed in place after its forward, and the recomputation for the "
     "backward needs it as it was: call backward() before an optimizer steps or a state is loaded"
 )
+_HAS_NO_GRAPH = (
+    "the loss of a micro-batch does not require a gradient, so that a step trains nothing: the loss is "
+    "detached or an integer, or all parameters are frozen. For a loss without training, compute it of "
+    "the output of pipe(inputs)"
+)
 #: What torch says of it, and what is added to that; a parameter may be meant as well.
 _A_LEAF = "leaf Variable that requires grad"
 _LEAF_IS_INPUT = (
@@ -147,12 +152,14 @@ class Stage:
         """As :meth:`forward`, in the last stage. Returns the micro-batch's loss, times its weight."""
         held, output, _ = self._run(at, value, skips, recompute)
         loss = criterion(output, placed(target, self.device))
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
             raise ValueError(
-                f"the loss of a micro-batch must be a tensor of one number, got {loss!r}"
+                f"the loss of a micro-batch must be a tensor of one real number, got {loss!r}"
             )
+        if not loss.requires_grad:
+            raise ValueError(_HAS_NO_GRAPH)
         loss = loss.reshape(()) * weight
-        held.outputs.extend([loss] if loss.requires_grad else [])
+        held.outputs.append(loss)
         self._hold(at.number, held)
         return loss.detach()
 
