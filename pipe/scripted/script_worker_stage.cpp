@@ -21,6 +21,9 @@ constexpr const char* kChangesOneOfSeveral =
 constexpr const char* kInputHasChanged =
     "an input of the stage was changed in place after its forward, and the recomputation for the "
     "backward needs it as it was: change a clone, or use checkpoint=\"never\"";
+constexpr const char* kLeavesGradientsOff =
+    "a layer of the stage, or the loss, switches gradients off with torch.set_grad_enabled(False) "
+    "and leaves them off: use `with torch.no_grad():`, which ends";
 constexpr const char* kHasNoGraph =
     "the loss of a micro-batch does not require a gradient, so that a step trains nothing: the "
     "loss is detached or an integer, or all parameters are frozen. For a loss without training, "
@@ -106,6 +109,7 @@ at::Tensor ScriptWorkerStage::loss(const StageContext& at, StageArguments argume
     held.wanted = held.cuts.size();
   }
   const at::IValue made = callScript(criterion, {output, onHost(target)}, python_);
+  TORCH_CHECK(at::GradMode::is_enabled(), kLeavesGradientsOff);
   TORCH_CHECK(made.isTensor() && made.toTensor().numel() == 1 && !made.toTensor().is_complex(),
               "the loss of a micro-batch must be a tensor of one real number, got ", made);
   TORCH_CHECK(made.toTensor().requires_grad(), kHasNoGraph);
@@ -148,7 +152,8 @@ void ScriptWorkerStage::weights(std::size_t micro_batch) {
 
 at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments arguments, bool recompute,
                                   Held& held) {
-  const bool again = recompute && at::GradMode::is_enabled();
+  const bool with_graph = at::GradMode::is_enabled();
+  const bool again = recompute && with_graph;
   for (at::IValue& value : arguments.values)
     value = onHost(value);
   const Tensors tensors = tensorsOf(arguments.values);
@@ -172,6 +177,7 @@ at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments argumen
     throw;
   }
   if (again) draws->end();
+  TORCH_CHECK(!with_graph || at::GradMode::is_enabled(), kLeavesGradientsOff);
   TORCH_CHECK(!haveChanged(versions), again ? kChangesItsInput : kChangesOneOfSeveral);
   if (again)
     held.again = Again{at, std::move(arguments.values), std::move(versions), std::move(draws),

@@ -309,6 +309,36 @@ def test_a_loss_without_a_real_gradient_is_refused(group, checkpoint, scripts):
         group[0].call(losses_without_a_gradient, place, checkpoint, scripts)
 
 
+class LeavesGradientsOff(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        torch.set_grad_enabled(False)
+        return output
+
+
+def leaves_gradients_off(places: str, checkpoint: str) -> None:
+    for layers in (
+        [LeavesGradientsOff(4, 4), nn.Linear(4, 3)],
+        [nn.Linear(4, 4), LeavesGradientsOff(4, 3)],
+    ):
+        pipe = pipe_of_layers(layers, places, 2, "1f1b", checkpoint)
+        inputs, targets = models.batch()
+        with pytest.raises(RuntimeError, match=r"stage \d .*leaves them off"):
+            pipe(inputs)
+        with pytest.raises(RuntimeError, match=r"stage \d .*leaves them off"):
+            pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+        assert torch.is_grad_enabled()
+        with torch.no_grad():
+            pipe(inputs).to_here()
+        pipe.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("places", ["01", "11"])
+def test_a_layer_that_leaves_gradients_off_is_refused(group, places, checkpoint):
+    group[0].call(leaves_gradients_off, places, checkpoint)
+
+
 def with_another_default_device(places: str) -> float:
     """torch's default is for new tensors, and the loss is on the CPU."""
     layers = [nn.Linear(4, 4), nn.Linear(4, 3)]

@@ -51,6 +51,10 @@ _PARAMETER_HAS_CHANGED = (
     "a parameter of the stage was changed in place after its forward, and the recomputation for the "
     "backward needs it as it was: call backward() before an optimizer steps or a state is loaded"
 )
+_LEAVES_GRADIENTS_OFF = (
+    "a layer of the stage, or the loss, switches gradients off with torch.set_grad_enabled(False) and "
+    "leaves them off: use `with torch.no_grad():`, which ends"
+)
 _HAS_NO_GRAPH = (
     "the loss of a micro-batch does not require a gradient, so that a step trains nothing: the loss is "
     "detached or an integer, or all parameters are frozen. For a loss without training, compute it of "
@@ -152,6 +156,7 @@ class Stage:
         """As :meth:`forward`, in the last stage. Returns the micro-batch's loss, times its weight."""
         held, output, _ = self._run(at, value, skips, recompute)
         loss = criterion(output, placed(target, self.device))
+        _check_gradients_are_on()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
             raise ValueError(
                 f"the loss of a micro-batch must be a tensor of one real number, got {loss!r}"
@@ -252,7 +257,8 @@ class Stage:
         self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
     ) -> tuple[Held, Any, Skips]:
         """Runs the layers. Returns what to hold of the inputs, the output, and what was stashed."""
-        again = recompute and torch.is_grad_enabled()
+        with_graph = torch.is_grad_enabled()
+        again = recompute and with_graph
         given = [value, *skips.values()]
         lost = any(isinstance(one, LostSharing) for one in given)
         value, *popped = (
@@ -277,6 +283,8 @@ class Stage:
             if _A_LEAF not in str(error):
                 raise
             raise RuntimeError(f"{error} {_LEAF_IS_INPUT}") from error
+        if with_graph:
+            _check_gradients_are_on()
         if have_changed(versions):
             raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
         if again:
@@ -354,6 +362,11 @@ class Stage:
     def _hold(self, micro_batch: int, held: Held) -> None:
         if torch.is_grad_enabled():
             self._held[micro_batch] = held
+
+
+def _check_gradients_are_on() -> None:
+    if not torch.is_grad_enabled():
+        raise RuntimeError(_LEAVES_GRADIENTS_OFF)
 
 
 def _tensors_of(output: Any, stashed: Skips) -> list[Tensor]:
