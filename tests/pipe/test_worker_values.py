@@ -86,6 +86,23 @@ def test_the_drivers_own_modules_are_trained_and_no_copies_of_them(group):
     group[0].call(trains_its_own_modules)
 
 
+def loss_of_names(output: torch.Tensor, target: models.Named) -> torch.Tensor:
+    return CROSS_ENTROPY(output + target.left, target.right)
+
+
+def targets_are_a_named_tuple(places: str) -> None:
+    pipe, (inputs, targets) = pipe_of(places, 3, "1f1b"), models.batch()
+    named = models.Named(torch.zeros(models.ROWS, 3), targets)
+    loss = pipe.step(inputs, named, loss=loss_of_names)
+    torch.testing.assert_close(loss, pipe.step(inputs, targets, loss=CROSS_ENTROPY))
+    pipe.close()
+
+
+@pytest.mark.parametrize("places", ["0122", "1220"])
+def test_targets_may_be_a_named_tuple(group, places):
+    group[0].call(targets_are_a_named_tuple, places)
+
+
 def forward_alone() -> tuple[str, int]:
     pipe, plain = pipe_of("0122", 3, "1f1b"), models.plain()
     inputs, _ = models.batch()

@@ -40,8 +40,10 @@ def split(values: Any, chunks: int, name: str = "inputs") -> list[Any]:
     if len(tensors) > 1:
         check_rows([[one.size(0) for one in piece] for piece in pieces if piece is not None])
 
+    make = getattr(type(values), "_make", tuple)  # of a named tuple
+
     def of(number: int) -> tuple[Any, ...]:
-        return tuple(
+        return make(
             piece[number]
             if piece is not None
             else value.tensor
