@@ -227,7 +227,7 @@ def refused(case: str) -> str:
         ("tensor of the loss", "ValueError: the loss has parameters (one of size [3])"),
         ("hooks", "ValueError: hooks of tensors do not go with child '0' to another worker"),
         ("leaf in place", "let the stage's first operation make a new tensor (inplace=False)"),
-        ("loss", "ValueError: reduction is not one of 'mean', 'sum': 'none'"),
+        ("loss", "ValueError: reduction is not one of 'mean', 'batchmean', 'sum': 'none'"),
         ("no schedule", "ValueError: child '0' goes to worker 'worker1': give the Pipe a schedule"),
         ("tied", ".weight' is shared with a stage on another worker"),
         (

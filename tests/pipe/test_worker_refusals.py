@@ -5,6 +5,7 @@ arrives as it is.
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -270,6 +271,30 @@ def rows_of_the_batch() -> None:
 
 def test_a_loss_is_weighed_by_the_rows_of_the_batch(group):
     group[0].call(rows_of_the_batch)
+
+
+def losses_and_their_reductions() -> None:
+    """Seven rows in three micro-batches."""
+    pipe = pipe_of_layers([nn.Linear(4, 3)], "1", 3, "gpipe", "never")
+    plain = nn.Linear(4, 3)
+    plain.load_state_dict({name[2:]: one for name, one in pipe.state_dict().items()})
+    inputs, targets = torch.randn(7, 4), torch.rand(7, 3)
+    for loss in (
+        nn.KLDivLoss(reduction="batchmean"),
+        functools.partial(nn.functional.mse_loss, reduction="sum"),
+        functools.partial(nn.functional.mse_loss),
+        functools.partial(nn.functional.kl_div, reduction="batchmean", log_target=False),
+        functools.partial(functools.partial(nn.functional.l1_loss, reduction="sum")),
+    ):
+        expected = loss(plain(inputs), targets)
+        torch.testing.assert_close(pipe.step(inputs, targets, loss=loss), expected)
+    with pytest.raises(ValueError, match=r"'none'\. .* give pipe\.step reduction="):
+        pipe.step(inputs, targets, loss=functools.partial(torch.nn.MSELoss(), reduction="none"))
+    pipe.close()
+
+
+def test_a_loss_says_how_micro_batches_are_weighed(group):
+    group[0].call(losses_and_their_reductions)
 
 
 class Detached(nn.Module):

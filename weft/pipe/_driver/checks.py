@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import pickle
 import types
@@ -107,8 +108,18 @@ def weights_of(
     rows: list[int], loss: Callable[[Any, Any], Tensor], reduction: str | None
 ) -> list[float]:
     """The weight of each micro-batch's loss in that of the mini-batch, of their rows."""
-    reduction = reduction or getattr(loss, "reduction", "mean")
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is not one of 'mean', 'sum': {reduction!r}")
+    found = reduction or _reduction_of(loss)
+    if found not in ("mean", "batchmean", "sum"):
+        raise ValueError(
+            f"reduction is not one of 'mean', 'batchmean', 'sum': {found!r}. If the loss does not say "
+            'which, give pipe.step reduction="mean" or "sum"'
+        )
     whole = max(sum(rows), 1)  # without rows the loss is what it is for none, NaN for a mean
-    return [row / whole if reduction == "mean" else 1.0 for row in rows]
+    return [1.0 if found == "sum" else row / whole for row in rows]
+
+
+def _reduction_of(loss: Callable[[Any, Any], Tensor]) -> str:
+    """What the loss says of itself: a module or a function of ``torch.nn.functional`` with arguments."""
+    if isinstance(loss, functools.partial):
+        return loss.keywords.get("reduction") or _reduction_of(loss.func)
+    return getattr(loss, "reduction", "mean")

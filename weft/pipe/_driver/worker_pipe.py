@@ -102,10 +102,10 @@ class WorkerPipe(StateAtWorkers):
             targets: split in the same way; the second argument of ``loss``.
             loss: takes the output of a micro-batch and its targets at the last stage's worker; it is
                 pickled for another one, and then has no parameters to train.
-            reduction: ``"mean"`` weighs each micro-batch by its rows, those of the tensor that has
-                the most; ``"sum"`` adds them up. By default what ``loss.reduction`` says, else
-                ``"mean"``. A loss that ignores or weighs rows has another mean: give it ``"sum"``,
-                and divide.
+            reduction: ``"mean"`` and ``"batchmean"`` weigh each micro-batch by its rows, those of the
+                tensor that has the most; ``"sum"`` adds them up. By default what ``loss.reduction``
+                or the keyword of a ``functools.partial`` says, else ``"mean"``. A loss that ignores
+                or weighs rows has another mean: give it ``"sum"``, and divide.
 
         Returns:
             The loss of the mini-batch, on the CPU, without a graph.
