@@ -20,18 +20,33 @@ namespace ag = torch::autograd;
 
 using Nodes = std::unordered_set<ag::Node*>;
 
+// What a node gets in the first half, and the versions of it then.
+struct Kept {
+  ag::variable_list gradients;
+  std::vector<std::uint32_t> versions;
+};
+
+std::vector<std::uint32_t> versionsOf(const ag::variable_list& gradients) {
+  std::vector<std::uint32_t> versions;
+  for (const auto& gradient : gradients) {
+    const bool has_version = gradient.defined() && !gradient.is_inference();
+    versions.push_back(has_version ? gradient._version() : 0);
+  }
+  return versions;
+}
+
 // Keeps what a node gets the first time that it runs.
 class Keep : public ag::FunctionPreHook {
  public:
-  explicit Keep(std::shared_ptr<ag::variable_list> kept) : kept_(std::move(kept)) {}
+  explicit Keep(std::shared_ptr<Kept> kept) : kept_(std::move(kept)) {}
 
   ag::variable_list operator()(const ag::variable_list& gradients) override {
-    if (kept_->empty()) *kept_ = gradients;
+    if (kept_->gradients.empty()) *kept_ = {gradients, versionsOf(gradients)};
     return gradients;
   }
 
  private:
-  const std::shared_ptr<ag::variable_list> kept_;
+  const std::shared_ptr<Kept> kept_;
 };
 
 std::vector<ag::Node*> nodesAt(const ag::edge_list& edges) {
@@ -133,7 +148,7 @@ ag::edge_list edgesOf(const std::vector<at::Tensor>& tensors) {
 struct SplitBackward::Split {
   struct Part {
     NodePtr node;
-    std::shared_ptr<ag::variable_list> kept;  // what it gets in the first half
+    std::shared_ptr<Kept> kept;
   };
 
   std::vector<Part> parts;
@@ -183,7 +198,7 @@ void SplitBackward::analyse() {
 void SplitBackward::add(std::vector<std::unique_ptr<Split>>& splits, NodePtr node,
                         ag::edge_list parameters) {
   auto made = std::make_unique<Split>();
-  made->parts.push_back({std::move(node), std::make_shared<ag::variable_list>()});
+  made->parts.push_back({std::move(node), std::make_shared<Kept>()});
   made->parameters = std::move(parameters);
   Nodes own;
   for (const auto& parameter : made->parameters)
@@ -228,10 +243,16 @@ void SplitBackward::accumulateParameterGradients() {
     ag::edge_list roots;
     ag::variable_list gradients;
     for (const auto& part : split->parts) {
-      for (std::uint32_t number = 0; number < part.kept->size(); ++number) {
-        if (!(*part.kept)[number].defined()) continue;
+      const auto& kept = part.kept->gradients;
+      TORCH_CHECK(versionsOf(kept) == part.kept->versions, "a gradient that reaches ",
+                  part.node->name(),
+                  " in the stage's backward is changed in place, and the "
+                  "second half of the backward needs it as it was: let the backward change a "
+                  "clone, or take another schedule than \"zb\"");
+      for (std::uint32_t number = 0; number < kept.size(); ++number) {
+        if (!kept[number].defined()) continue;
         roots.emplace_back(part.node, number);
-        gradients.push_back((*part.kept)[number]);
+        gradients.push_back(kept[number]);
       }
     }
     if (roots.empty()) continue;  // the outputs do not depend on it

@@ -127,6 +127,18 @@ class Own(nn.Module):
         return OwnFunction.apply(x, self.weight)
 
 
+class ChangesItsGradient(OwnFunction):
+    @staticmethod
+    def backward(ctx, gradient):
+        of_x, of_weight = OwnFunction.backward(ctx, gradient)
+        return gradient.copy_(of_x), of_weight
+
+
+class ChangesGradients(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return ChangesItsGradient.apply(x, self.weight)
+
+
 SPLIT = {
     "perceptron": lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)),
     "norm": lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.BatchNorm1d(6)),
@@ -269,3 +281,11 @@ def test_an_error_in_a_layer_comes_as_it_was():
     half = _C.pipe.SplitBackward([nn.Linear(6, 6)(Fails.apply(x))], [x])
     with pytest.raises(KeyError, match="on purpose"):
         half.input_gradients([torch.ones(2, 6)])
+
+
+def test_a_gradient_that_is_changed_in_place_is_noticed():
+    x = torch.ones(4, 6, requires_grad=True)
+    with pytest.raises(
+        RuntimeError, match=r"reaches ChangesItsGradientBackward .* changed in place"
+    ):
+        by_halves(ChangesGradients(), [x], [torch.ones(4, 6)])
