@@ -105,6 +105,9 @@ class Gatherer {
       source.sizes.push_back(pieces.back().dim() == 0 ? 0 : pieces.back().size(0));
     }
     const std::size_t k = before(source);
+    TORCH_CHECK(k < result.sources.size() || pieces.size() == 1 || pieces[0].dim() > 0,
+                "outputs of micro-batches are joined along dimension 0, and one has no dimension: "
+                "let the last stage give it one, or compute it of the Pipe's output");
     at::Tensor tensor = k < result.sources.size() ? result.batch.tensors[k]
                         : pieces.size() == 1      ? pieces[0]
                                                   : pipe::joined(pieces);
@@ -162,6 +165,8 @@ std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tens
   std::size_t count = 0;
   for (const auto k : c10::irange(tensors.size())) {
     if (how[k] == Scatter::kReplicate) continue;
+    TORCH_CHECK(tensors[k].dim() > 0,
+                "an input of no dimensions cannot be split into micro-batches: wrap it in NoChunk");
     const std::size_t first = firstOf(k);
     pieces[k] = first < k ? pieces[first] : chunksOf(tensors[k], chunks, history);
     TORCH_CHECK(count == 0 || count == pieces[k].size(),

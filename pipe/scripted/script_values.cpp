@@ -75,6 +75,9 @@ at::IValue joinedColumn(const Values& parts) {
   Tensors tensors;
   for (const at::IValue& part : parts)
     tensors.push_back(part.toTensor());
+  TORCH_CHECK_VALUE(std::ranges::all_of(tensors, [](const auto& one) { return one.dim() > 0; }),
+                    "outputs of micro-batches are joined along dimension 0, and one has no "
+                    "dimension: let the last stage give it one, or give a loss to pipe.step");
   return at::cat(tensors);
 }
 

@@ -262,6 +262,10 @@ def test_what_is_refused():
         run([lambda _w, x: x], NoChunk(torch.ones(2)))
     with pytest.raises(RuntimeError, match="different number of chunks"):
         run([lambda _w, x, _y: x], torch.ones(4), torch.ones(1))
+    with pytest.raises(RuntimeError, match=r"an input of no dimensions .* wrap it in NoChunk"):
+        run([lambda _w, x, y: x + y], torch.ones(4), torch.tensor(1.0))
+    with pytest.raises(RuntimeError, match="joined along dimension 0, and one has no dimension"):
+        run([lambda _w, x: x.sum()], torch.ones(4))
     with pytest.raises(TypeError, match="returned no tensor"):
         run([lambda _w, _x: "text"], torch.ones(4))
     with pytest.raises(ValueError, match="same device as the first partition"):

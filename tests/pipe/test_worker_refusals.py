@@ -297,6 +297,35 @@ def test_a_loss_says_how_micro_batches_are_weighed(group):
     group[0].call(losses_and_their_reductions)
 
 
+class Sums(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum()
+
+
+def tensors_of_no_dimension(places: str, scripts: bool) -> None:
+    as_given = torch.jit.script if scripts else nn.Identity()
+    layers = [as_given(nn.Linear(4, 3)), as_given(Sums())]
+    pipe = pipe_of_layers(layers, places, 2, "gpipe", "never")
+    inputs, targets = models.batch()
+    for gradients in (False, True):
+        with (
+            torch.set_grad_enabled(gradients),
+            pytest.raises(Exception, match="joined along dimension 0, and one has no dimension"),
+        ):
+            pipe(inputs)
+    with pytest.raises(
+        ValueError, match="targets are split along dimension 0, and a tensor has no"
+    ):
+        pipe.step(inputs, (targets, torch.tensor(1.0)), loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+@pytest.mark.parametrize("places", ["01", "10"])
+def test_tensors_of_no_dimension_are_refused(group, places, scripts):
+    group[0].call(tensors_of_no_dimension, places, scripts)
+
+
 class Detached(nn.Module):
     """A loss without a graph."""
 

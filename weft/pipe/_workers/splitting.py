@@ -20,7 +20,7 @@ def split(values: Any, chunks: int, name: str = "inputs") -> list[Any]:
 
     Raises:
         TypeError: there is no tensor.
-        ValueError: the tensors do not give as many parts each.
+        ValueError: the tensors do not give as many parts each, or one has no dimension.
     """
     alone = not isinstance(values, tuple)
     values = (values,) if alone else values
@@ -30,6 +30,11 @@ def split(values: Any, chunks: int, name: str = "inputs") -> list[Any]:
         raise TypeError(
             f"{name} do not have any tensors: ({kinds}); a tensor that is to be split is itself the value, "
             "or an item of a tuple, not inside a list or a dictionary"
+        )
+    if not all(tensor.dim() for tensor in tensors):
+        raise ValueError(
+            f"{name} are split along dimension 0, and a tensor has no dimension: wrap it in "
+            "weft.pipe.NoChunk"
         )
     pieces = [value.chunk(chunks) if isinstance(value, Tensor) else None for value in values]
     count = min(len(piece) for piece in pieces if piece is not None)

@@ -115,9 +115,10 @@ def joined(parts: list[Any]) -> Any:
 
     Raises:
         TypeError: the micro-batches have different values.
+        ValueError: a tensor has no dimension.
     """
     if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
+        return _column(parts)
     rows, structures = zip(*map(_top_level, parts), strict=True)
     if any(structure != structures[0] for structure in structures):
         raise TypeError(f"micro-batches have different outputs: {', '.join(map(str, structures))}")
@@ -131,4 +132,11 @@ def _top_level(value: Any) -> tuple[list[Any], Any]:
 
 
 def _column(parts: list[Any]) -> Any:
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts
+    if not isinstance(parts[0], Tensor):
+        return parts
+    if not all(one.dim() for one in parts):
+        raise ValueError(
+            "outputs of micro-batches are joined along dimension 0, and one has no dimension: let the "
+            "last stage give it one, or give a loss to pipe.step"
+        )
+    return torch.cat(parts)
