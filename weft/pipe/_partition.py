@@ -128,7 +128,7 @@ def check_sequential(module: nn.Module) -> None:
     if more := _more_than_a_chain(module):
         raise TypeError(
             f"{type(module).__name__} {more}, and a Pipe calls its layers one by one instead of it: "
-            "make it a layer of another nn.Sequential, or give the Pipe itself the hooks"
+            "make it a layer of another nn.Sequential"
         )
 
 
