@@ -290,6 +290,38 @@ def test_an_optimizers_state_keeps_its_names_when_layers_are_frozen(group):
     group[0].call(frozen_after_the_optimizer_was_made)
 
 
+def loads_other_states() -> None:
+    """A state of other parameters changes nothing."""
+    pipe = pipe_of("0122", 2, "1f1b")
+    optimizer = pipe.optimizer(torch.optim.AdamW, lr=0.05)
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    found = before["parameters"]
+    larger = {**before, "parameters": {**found, "9.weight": found["0.weight"]}}
+    smaller = {**before, "parameters": {"0.weight": found["0.weight"]}}
+    plain = torch.optim.AdamW(models.plain().parameters()).state_dict()
+    for state, error, said in (
+        (larger, KeyError, "has 9.weight, which this Pipe's optimizer does not have"),
+        (smaller, KeyError, "the optimizer's state lacks 0.bias"),
+        (
+            plain,
+            ValueError,
+            "not the state of a Pipe's optimizer, .* it has 'state', 'param_groups'",
+        ),
+    ):
+        with pytest.raises(error, match=said):
+            optimizer.load_state_dict(state)
+    after = optimizer.state_dict()["parameters"]
+    for name, one in found.items():
+        same(after[name]["state"], one["state"])
+    pipe.close()
+
+
+def test_an_optimizers_state_of_other_parameters_is_refused(group):
+    group[0].call(loads_other_states)
+
+
 def in_groups(parameters, lr: float, **options: object) -> torch.optim.AdamW:
     """Biases first, and without decay: none of them at a worker that has none."""
     biases = [one for one in parameters if one.dim() == 1]

@@ -111,8 +111,25 @@ class PipeOptimizer:
         return whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what :meth:`state_dict` gave, also into another division into stages."""
+        """Loads what :meth:`state_dict` gave, also into another division into stages.
+
+        Raises:
+            KeyError: it is of other parameters.
+            RuntimeError: parameters of one group have different options in it.
+            ValueError: it is the state of another optimizer than that of a Pipe.
+        """
         self._check()
+        if "parameters" not in state_dict:
+            raise ValueError(
+                f"this is not the state of a Pipe's optimizer, which has 'parameters' by their names: it "
+                f"has {', '.join(map(repr, state_dict))}. Load what state_dict() of a Pipe's optimizer gave"
+            )
+        names = set().union(*self._parts.call(state.optimized).values())
+        unknown = [name for name in state_dict["parameters"] if name not in names]
+        if unknown:
+            raise KeyError(
+                f"the optimizer's state has {', '.join(unknown)}, which this Pipe's optimizer does not have"
+            )
         self._parts.call(state.load_optimizer, state_dict)
 
     def _check(self) -> None:

@@ -81,6 +81,10 @@ class ScriptOptimizer:
         group = self._own.param_groups[0]
         return {name: value for name, value in group.items() if name != "params"}
 
+    def names(self) -> list[str]:
+        """Of the parameters that it has."""
+        return [] if self._own is None else self._names
+
     def state(self, kept: dict[str, dict[str, Tensor]]) -> State:
         """As :func:`weft.pipe._workers.state.optimizer_state`."""
         if self._own is None or not self._names:

@@ -246,6 +246,9 @@ class ScriptWorker:
     def optimizer_state(self) -> Any:
         return self._call("optimizer_state", read=self._optimizer.state)
 
+    def optimized(self) -> Any:
+        return Here(self._optimizer.names)
+
     def load_optimizer(self, state: State) -> Any:
         return self._call("load_optimizer", self._optimizer.load(state))
 

@@ -188,6 +188,11 @@ def optimizer_state(pipe: str) -> State:
     return {"parameters": parameters, "scheduler": scheduler}
 
 
+def optimized(pipe: str) -> list[str]:
+    """The names of the parameters that the optimizer has."""
+    return [name for names in part_of(pipe).optimized for name in names]
+
+
 @_settled
 def load_optimizer(pipe: str, state: State) -> None:
     part = part_of(pipe)
