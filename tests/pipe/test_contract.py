@@ -189,6 +189,7 @@ class TestConstruction:
             lambda: pipe.to(0),
             lambda: pipe.to(torch.ones(1)),
             lambda: pipe.to(device="cpu"),
+            lambda: pipe.to_empty(device="meta"),
         ):
             with pytest.raises(TypeError, match="denied to move parameters and buffers"):
                 move()

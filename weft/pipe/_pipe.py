@@ -223,6 +223,10 @@ class Pipe(nn.Module):
         """Refused: the layers stay on the devices that they were built on."""
         _deny_moving()
 
+    def to_empty(self, *args: Any, **kwargs: Any) -> Pipe:
+        """Refused: the layers stay on the devices that they were built on."""
+        _deny_moving()
+
     def to(self, *args: Any, **kwargs: Any) -> Pipe:
         """Takes a dtype only: the layers stay on the devices that they were built on."""
         if "device" in kwargs or "tensor" in kwargs:
