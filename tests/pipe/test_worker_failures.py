@@ -12,7 +12,7 @@ import torch
 import worker_models as models
 from torch import nn
 from torch.autograd import forward_ad
-from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of, same
+from worker_pipes import CROSS_ENTROPY, gradients_of, held_anywhere, pipe_of, pipe_of_layers, same
 from workers import Group
 
 
@@ -75,6 +75,23 @@ def ends_the_drivers_stage() -> None:
 
 def test_the_drivers_own_stage_ends_the_program(group):
     group[0].call(ends_the_drivers_stage)
+
+
+def raises_what_has_no_text(places: str) -> None:
+    """The driver's own stage raises it to the caller, as it does KeyboardInterrupt."""
+    layers = [nn.Linear(4, 4), models.RaisesOnce(), nn.Linear(4, 3)]
+    pipe = pipe_of_layers(layers, places, 2, "1f1b", "never")
+    inputs, targets = models.batch()
+    with pytest.raises(models.HasNoText if places[1] == "0" else RuntimeError) as caught:
+        pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    assert places[1] == "0" or "micro-batch 0: HasNoText: HasNoText" in str(caught.value)
+    pipe.step(inputs, targets, loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+@pytest.mark.parametrize("places", ["001", "012"])
+def test_an_error_without_a_text_ends_the_step(group, places):
+    group[0].call(raises_what_has_no_text, places)
 
 
 def keeps_what_a_checkpoint_raised() -> None:

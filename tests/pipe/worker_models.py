@@ -82,6 +82,27 @@ class Exits(nn.Module):
         return x * 1
 
 
+class HasNoText(BaseException):
+    def __str__(self) -> str:
+        raise ValueError("there is no text")
+
+    __repr__ = __str__
+
+
+class RaisesOnce(nn.Module):
+    """What it raises has no text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise HasNoText
+        return x
+
+
 class Failing(nn.Module):
     """Raises on purpose in the forward or the backward of a micro-batch, once, at one worker."""
 

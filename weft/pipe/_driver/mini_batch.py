@@ -17,7 +17,7 @@ from weft import _C
 from weft._torch.checkpoints import without_saved_tensor_hooks
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import calls
-from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent
+from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent, text_of
 from weft.pipe._workers.parcels import pack, portable
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.run import run_mini_batch
@@ -60,7 +60,7 @@ class MiniBatch:
                 self._take_end(outcomes)
             return outcomes
         except BaseException as error:
-            line = str(error).splitlines()[:1]
+            line = text_of(error).partition("\n")[0]
             reason = f"the mini-batch has ended: {type(error).__name__}: {line}"
             self._parts.give_up(functools.partial(self._abandon, reason))
             raise

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from weft.pipe._workers.graph import Graph
-from weft.pipe._workers.job import Job, Outcome, SkipRoute, StagePlace
+from weft.pipe._workers.job import Job, Outcome, SkipRoute, StagePlace, text_of
 from weft.pipe._workers.parcels import Parcel, settle, unpack
 from weft.pipe._workers.part import Layer, Part, part_of, parts
 from weft.pipe._workers.run import run_mini_batch
@@ -105,7 +105,7 @@ def run(pipe: str, job: Job) -> torch.futures.Future[Outcome]:
         try:
             outcome = run_mini_batch(part, job)
         except BaseException as error:  # also SystemExit: nobody else would answer the driver
-            outcome = Outcome(None, str(error) or repr(error))
+            outcome = Outcome(None, text_of(error))
         done.set_result(outcome)
 
     part.runner.run(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +80,13 @@ class Outcome(NamedTuple):
     tasks: Sequence[Done] = ()  # where the job asked for them
     #: From the first stage's workers, by micro-batch: the gradients of the inputs that want one.
     gradients: Mapping[int, Sequence[Tensor | None]] = {}
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; its class where it says nothing, or where its ``__str__`` raises."""
+    with contextlib.suppress(Exception):
+        return str(error) or repr(error)
+    return type(error).__name__
 
 
 #: Names a value in a mini-batch: what it is, the stage or the skip connection, and the micro-batch.

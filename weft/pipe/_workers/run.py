@@ -14,7 +14,7 @@ from weft import _C
 from weft._observe import steps
 from weft._torch.checkpoints import end_checkpoints
 from weft.pipe._workers.graph import Graph
-from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent
+from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent, text_of
 from weft.pipe._workers.parcels import LostSharing, pack, portable, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.replicas import (
@@ -169,7 +169,7 @@ class Run:
                 raise  # Ctrl-C and sys.exit() in the driver's own thread are for the driver's caller
             raise RuntimeError(
                 f"stage {task.stage} of the Pipe, on worker '{self.part.name}', failed in the {task.kind} of "
-                f"micro-batch {task.micro_batch}: {type(error).__name__}: {error}\n"
+                f"micro-batch {task.micro_batch}: {type(error).__name__}: {text_of(error)}\n"
                 f"{traceback.format_exc()}"
             ) from None
 
