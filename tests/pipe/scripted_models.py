@@ -96,6 +96,11 @@ class TakesNested(nn.Module):
         return named["y"] * named["again"] * by + more[0] - more[1]
 
 
+class ScalesByANumber(nn.Module):
+    def forward(self, x: Tensor, by: int) -> Tensor:
+        return x * by
+
+
 class Drops(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -245,6 +245,24 @@ def test_a_failure_ends_the_mini_batch_everywhere(group, at):
     group[0].call(fails, at)
 
 
+def takes_another_type(places: str) -> None:
+    layers = [torch.jit.script(scripted.ScalesByANumber()), torch.jit.script(nn.Linear(4, 4))]
+    pipe = pipe_of_layers(layers, places, 2, "1f1b", "never")
+    inputs, loss = models.batch()[0], torch.jit.script(MEAN())
+    with pytest.raises(
+        RuntimeError, match=rf"(?s)stage 0 of the Pipe, on worker 'worker{places[0]}'"
+    ):
+        pipe.step((inputs, "text"), inputs, loss=loss)
+    pipe.step((inputs, 2), inputs, loss=loss)
+    assert in_cpp(pipe) == [True, True]
+    pipe.close()
+
+
+@pytest.mark.parametrize("places", ["01", "10"])
+def test_an_input_of_another_type_names_the_stage(group, places):
+    group[0].call(takes_another_type, places)
+
+
 def refuses_changes() -> None:
     layers = [torch.jit.script(scripted.AddsInPlace()), torch.jit.script(nn.Linear(4, 4))]
     inputs = models.batch()[0]

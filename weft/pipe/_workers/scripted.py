@@ -104,7 +104,12 @@ class ScriptedRun:
         )
         if given:
             inputs = {at: value for (what, _, at), value in given.items() if what == Sent.input}
-            self._run.give(inputs, part.stages[0].layers[0])
+            try:
+                self._run.give(inputs, part.stages[0].layers[0])
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"stage 0 of the Pipe, on worker '{part.name}', cannot take its inputs: {error}"
+                ) from None
         steps.follow(self._run.records)
 
     def run_tasks(self) -> None:
