@@ -67,7 +67,12 @@ void WeftAgent::joinGroup() {
   } catch (const c10::DistNetworkError& error) {
     shutdownImpl();
     throwServerGone(store_, error);
-  } catch (...) {
+  } catch (const c10::Error&) {
+    parts_->group.withdraw();
+    shutdownImpl();
+    throw;
+  } catch (...) {  // Ctrl-C: a member that is stopped does not hold up its end
+    hurry();
     parts_->group.withdraw();
     shutdownImpl();
     throw;

@@ -211,6 +211,17 @@ def test_ctrl_c_ends_init_rpc_without_rank_0():
     delays.check()
 
 
+def test_ctrl_c_ends_init_rpc_with_a_stopped_member():
+    delays = Delays()
+    for _ in range(3):
+        with Workers(2) as workers:
+            workers[0].call(join, 0, None, workers.meeting)
+            workers[0].stop()
+            delays.add(workers[1], join_until, 1, None, workers.meeting)
+            workers[0].kill()
+    delays.check()
+
+
 def take(seconds: float) -> None:
     print("is called", flush=True)
     takes(seconds)
