@@ -119,10 +119,13 @@ def _colour(event: Event) -> str:
 
 
 def _range(event: Event, x: float, y: float, scale: float) -> list[str]:
+    """A bar that shows as much of the name as it has room for, and all of it under the pointer."""
     width = max(event["dur"] * scale, 0.8)
-    box = _rectangle(x, y, width, _ROW - 2, _colour(event))
-    name = event["name"].removeprefix("weft::rpc ")[: int(width / 7)]
-    return [box, _text(x + 3, y + 11, name, "#ffffff")] if len(name) > 3 else [box]
+    name = event["name"].removeprefix("weft::rpc ")
+    bar = _rectangle(x, y, width, _ROW - 2, _colour(event))
+    parts = [f"<g><title>{escape(name)}</title>{bar}</g>"]
+    label = name[: int(width / 7)]
+    return [*parts, _text(x + 3, y + 11, label, "#ffffff")] if len(label) > 3 else parts
 
 
 def _arrows(events: list[Event], threads: set[tuple[int, int]]) -> list[tuple[Event, Event]]:

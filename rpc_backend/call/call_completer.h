@@ -1,6 +1,6 @@
 // CallCompleter: completes the future of a call that was taken out of the table, with a value or an
-// error. It does so on the thread that waits for the call (InlineWaiter), on the idle worker that has
-// read the answer, or else on a completer, because the future's callbacks are user code.
+// error. It does so on the thread that waits for the call (InlineWaiter), on the idle worker that
+// has read the answer, or else on a completer, because the future's callbacks are user code.
 //
 // Threads: any. It completes futures with no lock held.
 #pragma once
