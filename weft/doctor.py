@@ -26,7 +26,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 import weft
-from weft import _C, _version, env
+from weft import _C, _version
 from weft._observe import exporter, hangs
 from weft._torch import patches as torch_patches
 
@@ -141,7 +141,7 @@ def _check_interface() -> None:
 
 def unknown_variables() -> Iterator[Finding]:
     """Environment variables that begin with ``WEFT_`` and that Weft does not know."""
-    for name in env.unknown():
+    for name in _C.unknown_environment():
         yield warn(f"the environment variable {name} is not one that Weft knows")
 
 
@@ -275,9 +275,9 @@ def main(arguments: list[str] | None = None) -> int:
             failed = failed or finding.level == "FAIL"
             print(f"{finding.level:4}  {finding.text}")
     print("\nEnvironment variables (docs/reference/environment.md):")
-    for row in env.table():
-        value = f"={row.value}" if row.value is not None else f" (default {row.default!r})"
-        print(f"  {row.name}{value}")
+    for name, default, _ in _C.environment():
+        value = os.environ.get(name)
+        print(f"  {name}" + (f" (default {default!r})" if value is None else f"={value}"))
     return 1 if failed else 0
 
 

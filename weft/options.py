@@ -82,7 +82,6 @@ class RpcOptions(TypedDict, total=False):
     auth_key_file: str | os.PathLike[str] | None
     interface: str | None
     request_policy: str | None
-    process_group: bool
 
 
 class RpcBackendOptions(_C.RpcBackendOptionsBase):
@@ -118,8 +117,6 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         request_policy: what peers may ask of this process: ``"any"`` (PyTorch's behaviour),
             ``"registered"`` (functions given to :func:`weft.register_function`, TorchScript,
             built-in operators) or ``"script"`` (TorchScript and built-in operators only).
-        process_group: also bring up the default process group (gloo, same workers and
-            ranks), as PyTorch's first RPC design did.
 
     Raises:
         TypeError: an unknown name or a wrong type.
@@ -143,7 +140,6 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
         auth_key_file: str | os.PathLike[str] | None = None,
         interface: str | None = None,
         request_policy: str | None = None,
-        process_group: bool = False,
     ) -> None:
         super().__init__(check_seconds("rpc_timeout", rpc_timeout), init_method)
         self.num_worker_threads = check_int(
@@ -180,9 +176,6 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             name = "request_policy" if request_policy else "WEFT_REQUEST_POLICY"
             raise ValueError(f"{name} must be one of {POLICIES}, got {policy!r}")
         self.request_policy = policy
-        if not isinstance(process_group, bool):
-            raise TypeError(f"process_group must be True or False, got {process_group!r}")
-        self.process_group = process_group
         try:
             self.check()
         except RuntimeError as error:

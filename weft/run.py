@@ -8,24 +8,14 @@ Weft stands for; of torchrun's ranks only the first says it.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pkgutil
+import runpy
 import sys
-from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
-from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from types import ModuleType
 
 USAGE = "usage: python -m weft.run [--process-group] (script.py | -m module) [arguments …]"
-
-
-class _Program(NamedTuple):
-    """What becomes ``__main__``; a file has no spec, as under python itself."""
-
-    path: str
-    code: CodeType
-    loader: Any
-    spec: ModuleSpec | None
 
 
 class _NoProgram(Exception):
@@ -40,16 +30,14 @@ def main(arguments: list[str]) -> None:
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
     try:
-        program = _find(arguments)
+        _check(arguments)
     except _NoProgram as problem:
         print(f"weft.run: {problem}\n{USAGE}", file=sys.stderr)
         raise SystemExit(2) from None
-    own = arguments[2 if arguments[0] == "-m" else 1 :]
     _make_default(process_group)
-    if "--process-group" in own and not process_group:
+    if "--process-group" in arguments and not process_group:
         _tell("the program gets --process-group; for weft.run it stands before the program")
-    sys.argv = [program.path if arguments[0] == "-m" else arguments[0], *own]
-    _run(program)
+    _run(arguments)
 
 
 def _make_default(process_group: bool) -> None:
@@ -72,83 +60,51 @@ def _tell(text: str) -> None:
         print(f"weft.run: {text}", file=sys.stderr, flush=True)
 
 
-def _run(program: _Program) -> None:
-    """Runs it as the ``__main__`` of this process until that ends, not only while its code runs.
-
-    A worker whose main code has ended still serves the program's functions: until its threads end,
-    or ``atexit`` calls ``rpc.shutdown``. (runpy takes its ``__main__`` away before.)
-    """
-    module = ModuleType("__main__")
-    module.__file__ = program.path
-    module.__loader__ = program.loader
-    module.__spec__ = program.spec
-    module.__package__ = program.spec.parent if program.spec else None
-    vars(module)["__cached__"] = program.spec.cached if program.spec else None
-    sys.modules["__main__"] = module
-    exec(program.code, vars(module))
-
-
-def _find(arguments: list[str]) -> _Program:
-    """The program, with ``sys.path`` as python has it; raises where python itself would end."""
+def _check(arguments: list[str]) -> None:
     program = arguments[0]
     if program == "-m":
         if len(arguments) == 1:
             raise _NoProgram("-m needs a module")
-        sys.path.insert(0, os.getcwd())
-        return _of_spec(_spec_of_module(arguments[1]))
-    if program.startswith("-"):
+    elif program.startswith("-"):
         raise _NoProgram(f"unknown option {program}")
-    if not os.path.exists(program):
+    elif not os.path.exists(program):
         raise _NoProgram(f"no such file: {program}")
-    path = os.path.abspath(program)
-    folder = pkgutil.get_importer(path)  # or a zip file
-    if folder is None:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-        return _of_file(path)
-    sys.path.insert(0, path)
-    spec = folder.find_spec("__main__")
-    if spec is None:
-        raise _NoProgram(f"no __main__.py in {program}")
-    return _of_spec(spec)
 
 
-def _of_file(path: str) -> _Program:
+def _run(arguments: list[str]) -> None:
+    """Runs the program as the ``__main__`` of this process until that ends, as python itself does.
+
+    A worker whose main code has ended still serves the program's functions: until its threads end,
+    or ``atexit`` calls ``rpc.shutdown``. (runpy's public functions take their ``__main__`` away before.)
+    """
+    main_module = sys.modules["__main__"] = ModuleType("__main__")
+    program = arguments[0]
+    if program == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy._run_module_as_main(arguments[1])
+    elif pkgutil.get_importer(os.path.abspath(program)) is not None:  # a folder or a zip file
+        sys.argv = arguments
+        sys.path.insert(0, os.path.abspath(program))
+        runpy._run_module_as_main("__main__", alter_argv=False)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(os.path.realpath(program)))
+        _run_file(os.path.abspath(program), main_module)
+
+
+def _run_file(path: str, module: ModuleType) -> None:
+    loader: SourceFileLoader | SourcelessFileLoader
     if path.endswith(".pyc"):
-        compiled = SourcelessFileLoader("__main__", path)
-        return _Program(path, compiled.get_code("__main__"), compiled, None)
-    # get_code would leave a .pyc file beside the program.
-    loader = SourceFileLoader("__main__", path)
-    return _Program(path, loader.source_to_code(loader.get_data(path), path), loader, None)
-
-
-def _of_spec(spec: ModuleSpec) -> _Program:
-    code = spec.loader.get_code(spec.name) if spec.loader else None
-    if code is None:
-        raise _NoProgram(f"{spec.name!r} is not Python code")
-    return _Program(spec.origin, code, spec.loader, spec)
-
-
-def _spec_of_module(module: str) -> ModuleSpec:
-    """Of what ``-m module`` runs. The packages around it are imported, as by python."""
-    spec = _spec(module) if all(module.split(".")) else None
-    if spec is None:
-        raise _NoProgram(f"no module named {module!r}")
-    if spec.submodule_search_locations is None:
-        return spec
-    spec = _spec(f"{module}.__main__")
-    if spec is None:
-        raise _NoProgram(f"{module!r} is a package without a module __main__")
-    return spec
-
-
-def _spec(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        # Of the module above `name`; what that one itself imports in vain is the program's error.
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise
+        loader = SourcelessFileLoader("__main__", path)
+        code = loader.get_code("__main__")
+    else:
+        loader = SourceFileLoader("__main__", path)
+        code = loader.source_to_code(loader.get_data(path), path)  # get_code leaves a .pyc file
+    module.__file__ = path
+    module.__loader__ = loader
+    vars(module)["__cached__"] = None
+    exec(code, vars(module))
 
 
 if __name__ == "__main__":

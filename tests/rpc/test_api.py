@@ -37,7 +37,6 @@ def alone():
         ({"num_worker_threads": 2.5}, "TypeError", "num_worker_threads must be an int"),
         ({"num_worker_threads": 2**31}, "ValueError", "num_worker_threads must be at most"),
         ({"max_message_bytes": 2**63}, "ValueError", "max_message_bytes must be at most"),
-        ({"process_group": "False"}, "TypeError", "process_group must be True or False"),
         ({"num_worker_threads": True}, "TypeError", "num_worker_threads must be an int"),
         ({"rpc_timeout": -1}, "ValueError", "rpc_timeout must not be negative"),
         ({"rpc_timeout": "60"}, "TypeError", "rpc_timeout must be a number of seconds"),
@@ -244,23 +243,6 @@ def test_wait_all_workers_names_who_does_not_come():
             assert "worker 'worker2' (rank 2)" in message
             assert "worker 'worker1'" not in message or rank == 0
         assert group[0].call(call, "worker2") == "worker2"
-
-
-def sum_over_group() -> float:
-    import torch
-    import torch.distributed as dist
-
-    value = torch.ones(2) * (dist.get_rank() + 1)
-    dist.all_reduce(value)
-    dist.destroy_process_group()
-    return value[0].item()
-
-
-def test_the_process_group_option():
-    with Group(3, process_group=True) as group:
-        assert group[1].call(call, "worker2") == "worker2"
-        assert group.all(sum_over_group) == [6.0] * 3
-        group.shutdown()
 
 
 # What one can see of an agent.

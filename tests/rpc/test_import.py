@@ -164,7 +164,7 @@ def state():
 before = state()
 import torch.distributed.rpc
 import weft
-import weft.options, weft.env, weft.run
+import weft.options, weft.run
 assert state() == before, (before, state())
 print("quiet")
 """
@@ -239,9 +239,10 @@ print("leaving")
 
 def test_unknown_environment_variables_are_named():
     code = """
-import weft, weft.env
-assert weft.env.unknown() == ["WEFT_PEER_TIMOUT"], weft.env.unknown()
-names = [row.name for row in weft.env.table()]
+import weft
+from weft import _C
+assert _C.unknown_environment() == ["WEFT_PEER_TIMOUT"], _C.unknown_environment()
+names = [name for name, _, _ in _C.environment()]
 assert len(names) == len(set(names)) and all(name.startswith("WEFT_") for name in names)
 assert {"WEFT_AUTH_KEY_FILE", "WEFT_SOCKET_IFNAME", "WEFT_AS_DEFAULT"} <= set(names)
 weft.init_rpc("alone", rank=0, world_size=1)

@@ -127,22 +127,35 @@ def test_usage(tmp_path):
     [
         (["--proces-group", "x.py"], "unknown option --proces-group"),
         (["no_such_file.py"], "no such file: no_such_file.py"),
-        (["-m", "no_such_module"], "no module named 'no_such_module'"),
-        (["-m", "package.no_such_module"], "no module named 'package.no_such_module'"),
-        (["-m", "package"], "'package' is a package without a module __main__"),
-        (["-m", "math"], "'math' is not Python code"),
-        (["-m", ".relative"], "no module named '.relative'"),
         (["-m"], "-m needs a module"),
-        (["package"], "no __main__.py in package"),
     ],
 )
 def test_a_wrong_command_is_told_in_a_line(tmp_path, arguments, says):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
     run = start(tmp_path, ["-m", "weft.run", *arguments])
     assert run.returncode == 2
     assert f"weft.run: {says}" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ["-m", "no_such_module"],
+        ["-m", "package.no_such_module"],
+        ["-m", "package"],
+        ["-m", "math"],
+        ["-m", ".relative"],
+        ["package"],
+    ],
+    ids=" ".join,
+)
+def test_a_program_that_is_none_ends_as_under_python(tmp_path, form):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    plain = start(tmp_path, form)
+    run = start(tmp_path, ["-m", "weft.run", *form])
+    assert (plain.returncode, run.returncode) == (1, 1)
+    assert run.stderr.endswith(plain.stderr), run.stderr
 
 
 WHAT_IT_IS = """

@@ -78,6 +78,6 @@ if _problem := _load():
     tell_the_doctor(_problem)
     raise ImportError(_problem)
 
-from weft._torch import op_docs  # noqa: E402  after the library, whose operators it describes
+from weft._torch import op_effects  # noqa: E402  after the library, whose operators it marks
 
-op_docs.install()
+op_effects.install()

@@ -61,10 +61,6 @@ def make_agent(
         _native.load_cuda()
     api._init_rpc_states(agent)
     logs.announce(name, agent.get_worker_info().id, world_size, options.auth_key_file)
-    if options.process_group and not dist.is_initialized():
-        dist.init_process_group(
-            "gloo", store=dist.PrefixStore("weft_pg", store), rank=rank, world_size=world_size or -1
-        )
     return agent
 
 
