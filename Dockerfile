@@ -1,9 +1,9 @@
 # Weft's wheel in an image with torch. The stage `dev` is the dev container (.devcontainer).
 #
 #     docker build -t weft .                      # --build-arg TORCH=2.15.0 PYTHON=3.12
-#     docker run --shm-size=2g weft               # python -m weft.doctor
+#     docker run weft                             # python -m weft.doctor
 #
-# --shm-size: shared memory is what makes Weft fast on one host, and Docker gives 64 MiB.
+# torch's DataLoader workers use /dev/shm, of which Docker gives 64 MiB: --shm-size. Weft does not.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-bookworm AS dev

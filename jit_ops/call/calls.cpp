@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
@@ -14,7 +15,6 @@
 #include <stdexcept>
 
 #include "jit_ops/call/find_operator.h"
-#include "jit_ops/call/remote_backward_context.h"
 #include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
@@ -59,7 +59,7 @@ std::string errorOf(const Future& failed) {
 
 // Whether distributed autograd will wait for gradients of the call's arguments.
 bool wantsGradients(const Call& call) {
-  return !call.ends_gradients && inAutogradContext() && at::GradMode::is_enabled() &&
+  return inAutogradContext() && at::GradMode::is_enabled() &&
          std::any_of(call.args.begin(), call.args.end(), requiresGrad);
 }
 
@@ -143,6 +143,11 @@ std::string describe(const Call& call) {
   const std::string version =
       call.version == kNewest ? "" : " version " + std::to_string(call.version);
   return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
+}
+
+bool inAutogradContext() {
+  return trpc::RpcAgent::isCurrentRpcAgentSet() &&
+         torch::distributed::autograd::DistAutogradContainer::getInstance().hasValidContext();
 }
 
 std::shared_ptr<trpc::RpcAgent> currentAgent() {

@@ -34,7 +34,6 @@ struct Call {
   std::int64_t version = kNewest;
   std::vector<std::string> names = {};  // of the last arguments, which are given by keyword
   double timeout = kGroupsTimeout;      // seconds; 0: none
-  bool ends_gradients = false;          // the caller handles arguments that get no gradients
   // Gives the NamedTuples of a result the caller's classes; the result then comes with their names
   // (result_names.h). Null: they come as plain tuples. callRemote() does not use it.
   at::IValue (*with_names)(at::IValue) = nullptr;
@@ -42,6 +41,9 @@ struct Call {
 
 // "encoder.forward version 2 at worker 'server'", for errors.
 std::string describe(const Call& call);
+
+// Whether distributed autograd records the calls that this thread makes.
+bool inAutogradContext();
 
 // This process's agent. Throws std::runtime_error when the process is in no RPC group.
 std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();

@@ -168,7 +168,6 @@ bool registered() {
   defineDispatched(*library);
   defineTensorCalls(*library);
   defineCollectives(*library);
-  registerBinding();
   return true;
 }
 

@@ -7,12 +7,8 @@ class Library;
 
 namespace weft::ops {
 
-// torch.ops.weft.call_tensors: a call that torch.compile and torch.export can trace, with
-// gradients; and the two operators that these are made of. Contract:
+// torch.ops.weft.call_tensors: a call that torch.compile and torch.export can trace. Contract:
 // docs/guide/published_modules.md#compiled-and-exported.
 void defineTensorCalls(torch::Library& library);
-
-// torch.classes.weft.Binding.
-void registerBinding();
 
 }  // namespace weft::ops

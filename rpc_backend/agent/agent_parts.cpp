@@ -84,10 +84,9 @@ void AgentParts::open(const transport::GroupSecret& secret) {
   // Without a master's name (file:// rendezvous) the choice is a guess that mostly fits; with one,
   // the note says that the host's names are set up wrong.
   if (!listen.value().note.empty()) {
-    logLine(options.master_host.empty() ? LogLevel::kInfo : LogLevel::kWarning,
-            listen.value().note);
+    transport::log(options.master_host.empty() ? LogLevel::kInfo : LogLevel::kWarning,
+                   listen.value().note);
   }
-  adoptTransportLog();
   auto wire = endpointOptions(context);
   wire.group_id = secret.group_id;
   wire.key = secret.key;

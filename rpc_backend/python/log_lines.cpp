@@ -10,12 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/python/bindings.h"
+#include "transport/base/log.h"
 
 namespace py = pybind11;
 
 namespace weft::rpc {
+
+using transport::LogLevel;
 
 namespace {
 
@@ -33,7 +35,7 @@ class LogQueue {
     const std::lock_guard lock(mutex_);
     open_ = true;
     process_ = getpid();
-    setLogReader(&LogQueue::onLine);
+    transport::setLogSink(&LogQueue::onLine);
   }
 
   // Waits for lines; none: the queue is closed. Without the GIL.
@@ -50,7 +52,7 @@ class LogQueue {
 
   // Later lines go to standard error.
   void close() {
-    setLogReader(nullptr);
+    transport::setLogSink(nullptr);
     const std::lock_guard lock(mutex_);
     open_ = false;
     came_.notify_all();
@@ -62,7 +64,7 @@ class LogQueue {
   static void onLine(LogLevel level, const std::string& text) {
     LogQueue& queue = get();
     // A forked child has no thread that reads, and perhaps a lock that nobody lets go of.
-    if (queue.process_ != getpid()) return logToStandardError(level, text);
+    if (queue.process_ != getpid()) return transport::logToStandardError(level, text);
     const std::lock_guard lock(queue.mutex_);
     if (queue.lines_.size() >= kMost) {
       ++queue.dropped_;
@@ -84,15 +86,15 @@ class LogQueue {
 
 void bindLog(py::module_& module) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
-  // Not at the import: the program may set WEFT_LOG_LEVEL after it.
-  module.def("_adopt_log", &adoptTransportLog, "The transport's lines go to Weft's log, too.");
   // The levels are 0 (debug) to 3 (error).
   module.def(
-      "_set_log_level", [](int level) { rpc::setLogLevel(static_cast<LogLevel>(level)); },
+      "_set_log_level", [](int level) { transport::setLogLevel(static_cast<LogLevel>(level)); },
       py::arg("level"), "Which lines are shown, instead of WEFT_LOG_LEVEL.");
   module.def(
       "_log",
-      [](int level, const std::string& text) { logLine(static_cast<LogLevel>(level), text); },
+      [](int level, const std::string& text) {
+        transport::log(static_cast<LogLevel>(level), text);
+      },
       py::arg("level"), py::arg("text"), no_gil, "A line of Weft's log.");
   module.def(
       "_open_log", [] { LogQueue::get().open(); }, "Keeps lines for _take_log_lines().");

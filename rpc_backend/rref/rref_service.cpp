@@ -200,7 +200,7 @@ std::shared_ptr<void> RRefService::takeGradients(std::int64_t context, std::int6
 }
 
 void RRefService::warnAboutLeaks(bool ignored) const {
-  if (ignored && logLevel() > LogLevel::kInfo) return;
+  if (ignored && !transport::logEnabled(LogLevel::kInfo)) return;
   std::size_t leaked = 0;
   for (const RRefRow& row : lifecycle_.report()) {
     if (!row.owned || row.holders.empty() || ++leaked > kMaxLeakLines) continue;

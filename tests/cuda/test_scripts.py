@@ -329,24 +329,6 @@ def test_calls_from_a_script(seeded):
     run(seeded, from_a_script)
 
 
-def gradients_through_tensor_calls() -> None:
-    """Refused at once: the device's one engine thread would wait for what itself has to do."""
-    x = counted().requires_grad_()
-    with dist_autograd.context() as context:
-        for given, like in ((x, torch.zeros(1000)), (x.detach().cpu().requires_grad_(), x)):
-            with pytest.raises(RuntimeError, match="call_tensors on the CPU only"):
-                torch.ops.weft.call_tensors("worker1", "scripted", [given], [like])
-        dist_autograd.backward(context, [weft.call("worker1/scripted", x).sum()])
-        assert torch.equal(dist_autograd.get_gradients(context)[x].cpu(), torch.full((1000,), 2.0))
-    with torch.no_grad():
-        (y,) = torch.ops.weft.call_tensors("worker1", "scripted", [x], [counted()])
-    same(y)
-
-
-def test_gradients_through_tensor_calls_are_refused(group):
-    run(group, gradients_through_tensor_calls)
-
-
 @pytest.mark.parametrize("function", [remote_modules, scripted_remote_modules, remote_gradients])
 def test_remote_modules(seeded, function):
     run(seeded, function)

@@ -98,7 +98,7 @@ def test_commands_exist(page):
 
 def sources() -> str:
     """What the program may say: the text of its sources, string literals joined across lines."""
-    layers = ("jit_ops", "pipe", "rpc_backend", "transport")
+    layers = ("c10d_plugin", "jit_ops", "pipe", "rpc_backend", "transport")
     files = [path for name in layers for path in ROOT.glob(f"{name}/**/*.[ch]*")]
     text = "\n".join(path.read_text() for path in [*files, *ROOT.glob("weft/**/*.py")])
     text = re.sub(r'"\s*\n\s*(?:std::string\()?f?"', "", text)

@@ -12,10 +12,10 @@ import textwrap
 import pytest
 
 import weft
-from weft import compat, env, pipe
+from weft import compat, pipe
 from weft.pipe import skip
 
-MODULES = (weft, pipe, compat, env)
+MODULES = (weft, pipe, compat)
 
 BEFORE = """
 import torch, torch.distributed as dist, torch.distributed.rpc as rpc, weft, weft.compat

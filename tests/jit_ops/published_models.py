@@ -177,24 +177,17 @@ class Client(nn.Module):
 
 
 class Typed(nn.Module):
-    """Typed results other than tensors, keyword arguments, a binding held as an attribute."""
+    """Typed results other than tensors, keyword arguments."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.echo = torch.classes.weft.Binding("worker0", "echo", 0, -1.0)
-
-    def forward(self, x: Tensor) -> tuple[dict[str, list[Tensor]], tuple[bool, str], Tensor]:
+    def forward(self, x: Tensor) -> tuple[dict[str, list[Tensor]], tuple[bool, str]]:
         nested: list[dict[str, list[Tensor]]] = []
         flags: list[tuple[bool, str]] = []
         values: dict[str, list[Tensor]] = {"a": [x, x + 1]}
         args: list[Any] = [values]
         named: list[Any] = ["b"]
-        none: list[Any] = [x]
         dict_back = torch.ops.weft.call("worker0", "echo", args, nested, method="nested")
         flag = torch.ops.weft.call("worker0", "echo", named, flags, method="flag", names=["y"])
-        by_class = self.echo.call("forward", none)
-        assert isinstance(by_class, Tensor)
-        return dict_back, flag, by_class
+        return dict_back, flag
 
 
 class Wrong(nn.Module):

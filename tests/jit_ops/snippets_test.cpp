@@ -48,6 +48,13 @@ torch::jit::Module encoder() {
   group->shutdown();
 }
 
+// Compiled only, as above.
+[[maybe_unused]] void serves() {
+  weft::publish("encoder", torch::jit::load("encoder.pt"));
+  auto group = weft::Group::join({.name = "server"});
+  group->shutdown();
+}
+
 // Compiled only: tests/pipe/cpp_worker_test.sh runs such a program.
 [[maybe_unused]] void takesStages() {
   weft::servePipelines();
@@ -71,6 +78,7 @@ void server(const std::string& path) {
   torch::jit::Module module = encoder();
 
   weft::publish("encoder", torch::jit::load("encoder.pt"));
+
   weft::publish("scaled",
                 weft::servable("scaled(Tensor x, float by=2.0) -> Tensor", [](weft::Values args) {
                   return at::IValue(args[0].toTensor() * args[1].toScalar());

@@ -394,7 +394,7 @@ def register(function) -> None:
 
 @pytest.mark.parametrize("policy", ["any", "registered"])
 def test_a_peer_writes_no_lines_of_its_own_to_the_output(policy):
-    forged = "[W1128 07:01:06.381 log.cpp:92] weft: worker 'worker7' (rank 7) is lost"
+    forged = "[2026-11-28 07:01:06] weft: worker 'worker7' (rank 7) is lost"
     text = f"\x1b[2J\x1b]0;title\x07\x9b31m\r{forged}\n{forged}: ü"
     with Group(2, rpc_timeout=30, per_rank=[{}, {"request_policy": policy}]) as group:
         group[1].call(register, says)

@@ -15,7 +15,6 @@
 
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/call/rref_creation.h"
-#include "rpc_backend/core/log.h"
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/serve/error_text.h"
@@ -270,16 +269,6 @@ TEST(RRefCreation, OnlyTheAnswerThatNamesTheReferenceConfirmsIt) {
   const auto once = wrapped(MessageType::REMOTE_RET, answer->payload());
   EXPECT_TRUE(confirms(MessageType::FORWARD_AUTOGRAD_RESP, once, created));
   EXPECT_FALSE(confirms(MessageType::FORWARD_AUTOGRAD_RESP, answer->payload(), created));
-}
-
-// What peers say.
-
-TEST(Log, WhatPeersSayLooksLikeNoLineOfTheLog) {
-  static std::string line;
-  setLogReader([](LogLevel, const std::string& text) { line = text; });
-  logWarning("h\u00e4\ttwo\n[W] weft: \x1b[2J\xff\xc2\x9b\xed\xa0\x80\x7f\r.");
-  setLogReader(nullptr);
-  EXPECT_EQ(line, "h\u00e4\ttwo\n    [W] weft: \\x1b[2J\\xff\\xc2\\x9b\\xed\\xa0\\x80\\x7f\\x0d.");
 }
 
 TEST(CallTable, ExpireInTimeAndTellTheNextDeadline) {

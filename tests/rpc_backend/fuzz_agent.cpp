@@ -458,7 +458,7 @@ class Agent {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  setLogReader([](LogLevel, const std::string&) {});  // of each input some lines
+  weft::transport::setLogSink([](LogLevel, const std::string&) {});  // of each input some lines
   FuzzInput input(data, size);
   Agent(input).run();
   return 0;

@@ -216,5 +216,14 @@ TEST(Log, GoesWhereItIsTold) {
   EXPECT_EQ(g_logged, "loud");
 }
 
+TEST(Log, WhatPeersSayLooksLikeNoLineOfTheLog) {
+  g_logged.clear();
+  setLogSink([](LogLevel, const std::string& text) { g_logged += text; });
+  log(LogLevel::kWarning, "h\u00e4\ttwo\n[W] weft: \x1b[2J\xff\xc2\x9b\xed\xa0\x80\x7f\r.");
+  setLogSink(nullptr);
+  EXPECT_EQ(g_logged,
+            "h\u00e4\ttwo\n    [W] weft: \\x1b[2J\\xff\\xc2\\x9b\\xed\\xa0\\x80\\x7f\\x0d.");
+}
+
 }  // namespace
 }  // namespace weft::transport

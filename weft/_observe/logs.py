@@ -28,7 +28,6 @@ _connected: int | None = None  # the process that has the thread: a forked child
 def connect() -> None:
     """Sends the lines to the logger ``weft`` from now on, if anybody listens there."""
     global _connected
-    _C._adopt_log()
     with _mutex:
         if _connected == os.getpid() or not logger.hasHandlers():
             return

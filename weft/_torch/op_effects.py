@@ -9,7 +9,7 @@ from torch._library.effects import EffectType
 # Other workers and ranks feel whether these run, also when nobody uses the result, and in which order: ranks
 # that compile different graphs must still meet in the same collective.
 _WITH_EFFECTS = (
-    *("call_tensors", "_call_tensors_recorded", "_call_tensors_backward"),
+    "call_tensors",
     *("send", "recv", "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier"),
 )
 
