@@ -100,14 +100,14 @@ WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
 WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   if (auto* other = delegateFor(tensors)) return other->send(tensors, to, tag);
   const at::Tensor& tensor = only(tensors, "weft:send");
-  checkRoot(to, size_, "weft:send");
+  checkRank(to, size_, "other", "weft:send");
   return startMessage(OpType::SEND, "weft:send", tensor, to, tag);
 }
 
 WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   if (auto* other = delegateFor(tensors)) return other->recv(tensors, from, tag);
   const at::Tensor& tensor = only(tensors, "weft:recv");
-  checkRoot(from, size_, "weft:recv");
+  checkRank(from, size_, "other", "weft:recv");
   return startMessage(OpType::RECV, "weft:recv", tensor, from, tag);
 }
 

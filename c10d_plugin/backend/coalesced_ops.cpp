@@ -7,6 +7,7 @@
 
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/backend/submit.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 #include "c10d_plugin/tensors/op_checks.h"
 #include "c10d_plugin/tensors/overlap.h"
@@ -108,24 +109,33 @@ std::vector<TensorReduction> reductionsOf(const c10d::ReduceOp& op, const Tensor
   return reductions;
 }
 
-void allReduceOne(OpContext& context, const at::Tensor& tensor, const TensorReduction& how) {
-  const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
-  context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
-  flat.writeBack();
+// The same call for a pack: ranks whose packs hold other sizes find that they differ.
+collectives::Call packed(collectives::Call call, const Tensors& tensors) {
+  if (tensors.size() == 1) return call;
+  collectives::SizesDigest sizes;
+  for (const at::Tensor& tensor : tensors)
+    sizes.add(tensor.nbytes());
+  call.parts = sizes.value();
+  return call;
 }
 
 void allReducePack(OpContext& context, const Tensors& tensors, const TensorReduction& how) {
-  if (tensors.size() == 1) return allReduceOne(context, tensors.front(), how);
+  const auto reduce = [&](const at::Tensor& memory) {
+    const ContiguousTensor flat = how.memoryOf(memory, ContiguousTensor::Use::kReadWrite);
+    context.check(context->allReduce(packed(callOn(context, memory, how), tensors), flat.bytes()));
+    flat.writeBack();
+  };
+  if (tensors.size() == 1) return reduce(tensors.front());
   const Rows pack = Rows::of(tensors, 1);
-  allReduceOne(context, pack.matrix, how);
+  reduce(pack.matrix);
   pack.copyTo(tensors);
 }
 
 Rows allGatherPack(OpContext& context, const Tensors& inputs) {
   const Rows in = Rows::of(inputs, 1);
   Rows out(inputs, context->size(), 1);
-  context.check(context->allGather(callOn(context, inputs.front()), in.spans<ConstBytes>().front(),
-                                   out.spans<Bytes>()));
+  context.check(context->allGather(packed(callOn(context, inputs.front()), inputs),
+                                   in.spans<ConstBytes>().front(), out.spans<Bytes>()));
   return out;
 }
 
@@ -135,7 +145,7 @@ void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors
   const Rows out(outputs, 1, 1);
   const at::Tensor filled = in.matrix;
   in.matrix = how.memoryOf(filled, ContiguousTensor::Use::kRead).memory();
-  context.check(context->reduceScatter(callOn(context, outputs.front(), how),
+  context.check(context->reduceScatter(packed(callOn(context, outputs.front(), how), outputs),
                                        in.spans<ConstBytes>(), out.spans<Bytes>().front()));
   out.copyTo(outputs);
 }

@@ -94,6 +94,9 @@ struct Call {
   // What else must be equal on all ranks, by a number below 128 that the caller assigns: of kBytes,
   // which type they are; of a reduction, whether its inputs were multiplied by a factor.
   std::uint8_t variant = 0;
+  // Which sizes the data are made of, where several tensors travel as one (SizesDigest); 0: one
+  // tensor. For operations without a root.
+  std::uint32_t parts = 0;
   // Counts the operations of some of the ranks that do not take part in all of the group's. Those
   // who meet in one compare its `sequence`.
   std::optional<std::uint64_t> turn = std::nullopt;

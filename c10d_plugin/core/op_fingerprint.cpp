@@ -84,7 +84,7 @@ bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {
   if (operation == Operation::kBarrier) return true;
   if (element != other.element || variant != other.variant) return false;
   if (reduces(operation) && reduction != other.reduction) return false;
-  if (hasRoot(operation) && root != other.root) return false;
+  if (root != other.root) return false;
   return hasUnevenParts(operation) || bytes == other.bytes;
 }
 

@@ -36,6 +36,16 @@ bool hasRoot(Operation operation) noexcept;
 // meet, and find that they differ.
 inline constexpr unsigned kSequenceBits = 40;
 
+// Tells one list of sizes from another.
+class SizesDigest {
+ public:
+  void add(std::uint64_t size) noexcept { state_ = (state_ ^ size) * 0x9E3779B97F4A7C15U; }
+  std::uint32_t value() const noexcept { return static_cast<std::uint32_t>(state_ >> 32U); }
+
+ private:
+  std::uint64_t state_ = 1;
+};
+
 struct OpFingerprint {
   // Instead of a number of bytes: the operation has none that describes all ranks.
   static constexpr std::uint64_t kVaries = ~std::uint64_t{0};
@@ -44,7 +54,7 @@ struct OpFingerprint {
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
   std::uint8_t variant = 0;  // Call's
-  std::int32_t root = 0;     // messages' reduce_scatter: a digest of the sizes of the parts
+  std::int32_t root = 0;     // without a root: a digest of the sizes of the parts (Call::parts)
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;  // of the rank's own part
 
@@ -52,7 +62,14 @@ struct OpFingerprint {
   static OpFingerprint of(const Label& label);
   static OpFingerprint of(Operation operation, const Call& call, std::uint64_t bytes,
                           int root = 0) {
-    return {operation, call.element, call.reduction, call.variant, root, call.sequence, bytes};
+    const auto parts = static_cast<std::int32_t>(call.parts);
+    return {operation,
+            call.element,
+            call.reduction,
+            call.variant,
+            hasRoot(operation) ? root : parts,
+            call.sequence,
+            bytes};
   }
   // "all_reduce of 4096 bytes of float32 by sum (operation 7)". Takes any values: a peer may have
   // written them.

@@ -29,6 +29,12 @@ std::string shapesText(const std::vector<TensorShape>& shapes) {
   return shapes.size() > kMostTensors ? text + ", …" : text;
 }
 
+// Between torch's functions and the program's: what decorators and context managers are made of.
+bool isWrapper(std::string_view file) {
+  return file.ends_with("/contextlib.py") || file.ends_with("/functools.py") ||
+         file.ends_with("/typing_extensions.py");
+}
+
 // " at train.py:31". torch's folder is known by the frame that called the group.
 std::string siteText(const OpRecord& own) {
   if (!own.traceback) return {};
@@ -41,8 +47,10 @@ std::string siteText(const OpRecord& own) {
     if (const auto at = file.rfind(kCaller); torchs.empty() && at != std::string::npos)
       torchs = file.substr(0, at + kTorch.size());
     const bool is_torchs = !torchs.empty() && file.starts_with(torchs);
-    if (!file.ends_with(".py") || is_torchs || file.find("/weft/_torch/") != std::string::npos)
+    if (!file.ends_with(".py") || is_torchs || isWrapper(file) ||
+        file.find("/weft/_torch/") != std::string::npos) {
       continue;
+    }
     return " at " + file.substr(file.rfind('/') + 1) + ":" + std::to_string(frame.lineno);
   }
   return {};

@@ -30,7 +30,11 @@ class OpContext {
   collectives::Call call(collectives::Element element = collectives::Element::kBytes,
                          collectives::Reduction reduction = collectives::Reduction::kSum,
                          std::uint8_t variant = 0) const {
-    return {deadline_, sequence_++, element, reduction, variant};
+    return {.deadline = deadline_,
+            .sequence = sequence_++,
+            .element = element,
+            .reduction = reduction,
+            .variant = variant};
   }
   // Call it with the result of each operation of the Collectives. Throws if that is an error, which
   // ends the group unless it only says that the ranks called different operations and the

@@ -28,10 +28,10 @@ Tensors onePerRankAtRoot(const std::vector<Tensors>& lists, int size, bool root,
   return {};
 }
 
-int checkRoot(std::int64_t root, int size, const char* title) {
-  TORCH_CHECK(root >= 0 && root < size, title, ": the root rank must be from 0 to ", size - 1,
-              ", got ", root);
-  return static_cast<int>(root);
+int checkRank(std::int64_t rank, int size, const char* which, const char* title) {
+  TORCH_CHECK(rank >= 0 && rank < size, title, ": the ", which, " rank must be from 0 to ",
+              size - 1, ", got ", rank);
+  return static_cast<int>(rank);
 }
 
 void checkCount(std::size_t count, int size, const char* what, const char* title) {

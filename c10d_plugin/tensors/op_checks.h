@@ -20,7 +20,10 @@ WEFT_API const Tensors& onePerRank(const std::vector<Tensors>& lists, int size, 
 // The same at the root; other ranks must pass none, and the result is empty.
 Tensors onePerRankAtRoot(const std::vector<Tensors>& lists, int size, bool root, const char* title);
 
-WEFT_API int checkRoot(std::int64_t root, int size, const char* title);
+WEFT_API int checkRank(std::int64_t rank, int size, const char* which, const char* title);
+inline int checkRoot(std::int64_t root, int size, const char* title) {
+  return checkRank(root, size, "root", title);
+}
 WEFT_API void checkCount(std::size_t count, int size, const char* what, const char* title);
 // Dense, on the CPU, of one type.
 void checkAlike(const at::Tensor& first, const Tensors& others, const char* title);

@@ -134,6 +134,7 @@ void Group::shutdown(double timeout) try {
   const auto seconds = static_cast<float>(timeout);
   try {
     if (agent->isStaticGroup()) agent->barrier(seconds);
+    agent->failUnfinishedRRefs();
     trpc::RRefContext::getInstance().delAllUsersAndUnforkedOwners(kRRefWait);
     agent->join(/*shutdown=*/true, seconds);
   } catch (...) {

@@ -102,6 +102,10 @@ at::IValue toValue(py::handle object, const std::string& what, int depth) {
   try {
     return inferred(object);
   } catch (const std::exception&) {
+    if (PyLong_Check(object.ptr()))
+      throw py::value_error(what + " holds an int that does not fit in 64 bits");
+    if (PyUnicode_Check(object.ptr()))
+      throw py::value_error(what + " holds a str with a lone surrogate, which UTF-8 does not have");
     throw py::type_error(what + " holds a '" + Py_TYPE(object.ptr())->tp_name +
                          "', which TorchScript does not know: tensors, numbers, strings, lists, "
                          "tuples, dicts of them and RRefs can be sent");

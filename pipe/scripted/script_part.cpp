@@ -49,11 +49,11 @@ void ScriptPart::runJob(WorkerJob job, const Ended& ended) {
   } catch (const std::exception& failed) {
     error = failed.what();
   }
+  if (!error) keepOutput(mini_batch, *run);
   arrivals_->end(mini_batch, "the mini-batch is over");
   if (error) {
     ended(nullptr, *error);
   } else {
-    keepOutput(mini_batch, *run);
     ended(&*run, {});
   }
 }
@@ -62,6 +62,8 @@ void ScriptPart::keepOutput(std::int64_t mini_batch, const ScriptWorkerRun& run)
   at::IValue output = run.output();
   if (output.isNone()) return;
   const std::lock_guard lock(outputs_mutex_);
+  // Nobody takes the output of a mini-batch that was given up; abandon() finds what is kept before.
+  if (arrivals_->isOver(mini_batch)) return;
   outputs_.insert_or_assign(mini_batch, std::move(output));
 }
 

@@ -108,6 +108,9 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // A thread of this process is about to wait for a value of this worker's own: the wait ends with
   // an error when the call that creates the value fails or does not come.
   void onOwnWait(const torch::distributed::rpc::RRefId& value);
+  // rpc.shutdown is about to wait until nobody refers to values of this worker: it does not wait
+  // for those whose creation has not ended.
+  void failUnfinishedRRefs();
   // A message whose pickling failed had forked this RRef: nobody will get the fork.
   void undoFork(const PickledRRef& rref);
   // The values owned here that others refer to, and the references held here.

@@ -222,6 +222,8 @@ void bindAgent(py::module_& module) {
       .def("_round_trips", &roundTrips,
            "By kind of call: how many took at most each bound, and the seconds of all.")
       .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
+      .def("fail_unfinished_rrefs", &WeftAgent::failUnfinishedRRefs, no_gil,
+           "Ends the values whose creation has not ended, before rpc.shutdown waits for all.")
       .def("warn_about_leaked_rrefs", &WeftAgent::warnAboutLeakedRRefs, py::arg("ignored"), no_gil,
            "One warning for each value here that others still refer to.")
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)

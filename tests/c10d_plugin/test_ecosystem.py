@@ -350,7 +350,7 @@ def mismatched_tensors(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["operation", "shape", "type"])
 def test_detail_debugging_names_the_mismatch(what):
-    from test_failures import mismatched_call
+    from test_different_calls import mismatched_call
 
     told = {"operation": ("BROADCAST",), "shape": ("[2]", "[3]"), "type": ("Float", "Int")}[what]
     with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:

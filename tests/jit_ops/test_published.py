@@ -373,6 +373,14 @@ def test_what_is_wrong_is_said(pair, arguments, options, text):
 
 
 @pytest.mark.parametrize(
+    ("value", "text"), [(2**63, "does not fit in 64 bits"), ("\ud800", "lone surrogate")]
+)
+def test_values_that_torchscript_lacks_are_named(pair, value, text):
+    error = pair[1].fails(ask, "worker0/echo", value)
+    assert error.kind == "ValueError" and text in error.message
+
+
+@pytest.mark.parametrize(
     "target",
     [
         "encoder",

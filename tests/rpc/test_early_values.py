@@ -153,6 +153,20 @@ def pass_at_random(seed: int, steps: int) -> None:
     assert all(answer.wait() == expected for expected, answer in waits)
 
 
+def never() -> Any:
+    import torch
+
+    return torch.futures.Future()
+
+
+never._wrapped_async_rpc_function = never  # type: ignore[attr-defined]  # rpc.functions.async_execution
+
+
+def create_what_never_ends() -> None:
+    with pytest.raises(RuntimeError, match="ran for more than"):
+        _rpc().remote("worker1", never).to_here(1)
+
+
 # Tests.
 
 
@@ -192,6 +206,13 @@ def test_a_value_whose_creator_dies_before_its_call_comes() -> None:
         group[CREATOR].kill()
         wait_until(lambda: group[OWNER].call(waiting) == 0, "the wait has ended", SOON)
         assert group[OWNER].call(leave) < SOON
+
+
+def test_a_value_whose_creation_never_ends() -> None:
+    """Nobody refers to it any more, so rpc.shutdown does not wait for it."""
+    with Group(2, rpc_timeout=2) as group:
+        group[CREATOR].call(create_what_never_ends)
+        assert max(group.all(leave)) < SOON
 
 
 def test_ctrl_c_ends_the_wait() -> None:

@@ -130,13 +130,14 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
                                         Bytes out) {
   OpFingerprint what = OpFingerprint::of(Operation::kReduceScatter, call, 0);
   std::size_t largest = 0;
-  std::uint64_t digest = 0;
+  SizesDigest digest;
+  digest.add(call.parts);
   for (const ConstBytes& part : in) {
     largest = std::max(largest, part.size());
     what.bytes += part.size();
-    digest = (digest ^ part.size()) * 0x9E3779B97F4A7C15U;
+    digest.add(part.size());
   }
-  what.root = static_cast<std::int32_t>(digest >> 32U);
+  what.root = static_cast<std::int32_t>(digest.value());
   for (const ConstBytes& part : in)
     if (Error error = checkReducible(what, part.size())) return error;
   if (in.size() != members_.size() || in[static_cast<std::size_t>(rank_)].size() != out.size()) {

@@ -46,8 +46,12 @@ def wait_all_workers(upstream: Function, timeout: float = api.DEFAULT_SHUTDOWN_T
     caller="torch.distributed.rpc.api:shutdown",
 )
 def delete_rrefs(upstream: Function, *args: Any) -> Any:
-    """Waits for the last users of RRefs until Ctrl-C."""
-    return upstream(*args) if current.agent() is None else interruptible(upstream, *args)
+    """Waits for the last users of RRefs until Ctrl-C; not for values that are still being created."""
+    agent = current.agent()
+    if agent is None:
+        return upstream(*args)
+    agent.fail_unfinished_rrefs()
+    return interruptible(upstream, *args)
 
 
 @patch(
