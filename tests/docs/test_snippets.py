@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "rpc"))
 
 from ports import free_port  # noqa: E402
+from workers import Workers, run_file  # noqa: E402
 
 # Those of docs/guide/frameworks are run by test_frameworks.py.
 PAGES = [ROOT / "README.md"]
@@ -333,39 +331,23 @@ def test_every_python_listing_is_run():
         assert len(known) == 1, f"{page}:\n{listing}"
 
 
-def run(program: str, rank: int, port: int, folder: Path) -> str:
-    """The output of a Python process; it must end well."""
-    file = folder / f"listing{rank}.py"  # a file: TorchScript reads sources
-    file.write_text(program)
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        cwd=folder,
-        env={**os.environ, **where, "WORLD_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.page}-{case.has}")
 def test_python_listings_run(case, tmp_path):
     (listing,) = (text for page, text in listings("python") if case in cases_of(page, text))
     for printed, used in case.instead:
         assert printed in listing
         listing = listing.replace(printed, used)
-    programs = ["\n".join((case.before, listing, case.after)), case.peer]
-    port = free_port()
-    with ThreadPoolExecutor() as both:
-        ended = [
-            both.submit(run, program, rank, port, tmp_path)
-            for program, rank in zip(programs, (case.rank, 1 - case.rank), strict=True)
-            if program
-        ]
-        for one in ended:
-            one.result()
+    programs = {case.rank: "\n".join((case.before, listing, case.after)), 1 - case.rank: case.peer}
+    where = {"MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    # Processes that have torch already: to import it takes longer than any listing.
+    with Workers(0, where) as workers:
+        for rank, program in programs.items():
+            if program:
+                file = tmp_path / f"listing{rank}.py"  # a file: TorchScript reads sources
+                file.write_text(program)
+                workers.add({"RANK": str(rank)}).start(run_file, str(file))
+        for worker in workers:
+            worker.result()
 
 
 # C++.

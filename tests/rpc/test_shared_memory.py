@@ -2,62 +2,52 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
 
 import pytest
-from ports import free_port
+from workers import Workers
 
 PEER = "callee"
 LARGE = 1 << 18  # elements of float32: 1 MiB
 
 
-def _work(rank: int, port: int, environment: dict[str, str], body: Callable, answer) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **environment)
+def join(name: str, rank: int, meeting: str) -> None:
     import torch.distributed.rpc as rpc
 
     import weft
 
     rpc.init_rpc(
-        "caller" if rank == 0 else PEER,
+        name,
         backend=rpc.BackendType.WEFT,
         rank=rank,
         world_size=2,
-        rpc_backend_options=weft.RpcBackendOptions(rpc_timeout=60),
+        rpc_backend_options=weft.RpcBackendOptions(rpc_timeout=60, init_method=meeting),
     )
-    try:
-        if rank == 0:
-            answer.send(("ok", body()))
-    except BaseException as error:
-        answer.send((type(error).__name__, str(error)))
-        raise
-    finally:
-        if rpc.api._is_current_rpc_agent_set():
-            rpc.shutdown(graceful=rank == 1 or body is not after_a_kill)
 
 
-def in_caller(body: Callable, **environment: str):
-    """What `body` returns in a worker that has a peer."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    port = free_port()
-    processes = [
-        context.Process(target=_work, args=(rank, port, environment, body, theirs))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        assert ours.poll(120), "no answer"
-        kind, value = ours.recv()
-        assert kind == "ok", f"{kind}: {value}"
+def leave(graceful: bool = True) -> None:
+    import torch.distributed.rpc as rpc
+
+    if rpc.api._is_current_rpc_agent_set():
+        rpc.shutdown(graceful=graceful)
+
+
+def in_caller(body: Callable, *, kills: bool = False, **environment: str):
+    """What `body` returns in a worker that has a peer, which it may kill."""
+    with Workers(2, environment) as (caller, callee):
+        meeting = f"file://{caller.output_file.parent}/meeting"
+        for rank, (worker, name) in enumerate(((caller, "caller"), (callee, PEER))):
+            worker.start(join, name, rank, meeting)
+        caller.result()
+        callee.result()
+        callee.start(leave)
+        value = caller.call(body)
+        caller.call(leave, graceful=not kills)
+        if not kills:
+            callee.result()
         return value
-    finally:
-        for process in processes:
-            process.join(30)
-            process.kill()
 
 
 # In the peer.
@@ -240,7 +230,7 @@ def test_tensors_outlive_the_group():
 
 
 def test_tensors_outlive_a_killed_sender():
-    in_caller(after_a_kill)
+    in_caller(after_a_kill, kills=True)
 
 
 def test_what_went_through_is_counted():

@@ -366,7 +366,7 @@ def test_a_forked_childs_writes_are_its_own():
 
 
 def test_it_outlives_the_peer_and_leaves_nothing():
-    in_caller(outlives_everybody)
+    in_caller(outlives_everybody, kills=True)
 
 
 @pytest.mark.parametrize("variable", ["WEFT_SHARED_MEMORY", "WEFT_UNIX_SOCKET"])

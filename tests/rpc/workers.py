@@ -17,6 +17,7 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -379,3 +380,9 @@ def ended_by(wait: Callable[[], object], name: str) -> tuple[str, float]:
     except KeyboardInterrupt:
         return "KeyboardInterrupt", time.monotonic()
     return "nothing", time.monotonic()
+
+
+def run_file(file: str) -> None:
+    """In a worker: as `python FILE` in the file's folder, but that torch is there already."""
+    os.chdir(Path(file).parent)
+    runpy.run_path(file, run_name="__main__")
