@@ -36,10 +36,11 @@ elif rank == 1:
     elif case == "it destroys":
         while dist.is_initialized():
             time.sleep(0.01)
-    elif case == "destroyed before":
+    elif case in ("it begins", "destroyed before"):
         while not tensor.any():  # until the message is there: rank 0 sends it to a member
             time.sleep(0.001)
-        dist.destroy_process_group()
+        if case == "destroyed before":
+            dist.destroy_process_group()
 if rank == 0:
     time.sleep(1)
 """
