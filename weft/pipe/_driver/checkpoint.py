@@ -48,7 +48,6 @@ class Checkpoint:
         self._parts = parts  # the stages stay until they are written
         self._shards: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._finish, name="weft-checkpoint")
-        parts.wait_for_given_up()
         self._unfinished.mkdir(parents=True)
         try:
             self._begin(snapshot)

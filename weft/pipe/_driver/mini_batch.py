@@ -49,7 +49,7 @@ class MiniBatch:
 
     def run(self, inputs: list[Any]) -> dict[str, Outcome]:
         """Runs the mini-batch to its end at all workers. Returns the outcome of each."""
-        self._parts.wait_for_given_up()
+        self._parts.wait_for_left()
         try:
             for worker in self._jobs.keys() - {self._name}:
                 self._begin(worker)
@@ -62,7 +62,7 @@ class MiniBatch:
         except BaseException as error:
             line = text_of(error).partition("\n")[0]
             reason = f"the mini-batch has ended: {type(error).__name__}: {line}"
-            self._parts.give_up(functools.partial(self._abandon, reason))
+            self._parts.as_a_whole(functools.partial(self._abandon, reason))
             raise
 
     def _begin(self, worker: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,9 @@ class PipeOptimizer:
                 of several for the optimizer that it is given.
             options: its arguments, without the optimizer.
         """
+        return self._parts.as_a_whole(functools.partial(self._make_scheduler, cls, options))
+
+    def _make_scheduler(self, cls: Callable[..., Any], options: dict[str, Any]) -> PipeScheduler:
         self._check()
         made = self._parts.set_up("scheduler", state.make_scheduler, cls, options)
         return PipeScheduler(self._parts, made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.rpc as rpc
@@ -12,10 +12,13 @@ import torch.distributed.rpc as rpc
 from weft._observe.clocks import clock_offset
 from weft.pipe._driver.script_worker import ScriptWorker, has_no_python
 from weft.pipe._driver.stages import StageLayers
+from weft.pipe._driver.uninterrupted import Uninterrupted
 from weft.pipe._workers import calls
 from weft.pipe._workers.parcels import pack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import workers_of
+
+T = TypeVar("T")
 
 
 class RemoteParts:
@@ -35,7 +38,7 @@ class RemoteParts:
         self._scripted: dict[str, ScriptWorker] = {}  # those without Python
         self._holds: dict[str, calls.Hold | rpc.RRef[calls.Hold]] = {}
         self._outputs: list[torch.futures.Future[Any]] = []  # as they become RRefs
-        self._end_given_up: Callable[[], None] | None = None
+        self._calls = Uninterrupted()
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
 
@@ -165,16 +168,17 @@ class RemoteParts:
             self._call(calls.close)
         self._holds.clear()
 
-    def give_up(self, end: Callable[[], None]) -> None:
-        """Ends a mini-batch. Where Ctrl-C interrupts that, the next call to the workers does it first."""
-        self._end_given_up = end
-        self.wait_for_given_up()
+    def as_a_whole(self, work: Callable[[], T]) -> T:
+        """Does what calls workers. Ctrl-C ends the wait for it, and then what comes next waits for it.
 
-    def wait_for_given_up(self) -> None:
-        """Waits until no worker runs a mini-batch that was given up, which adds to gradients."""
-        if self._end_given_up is not None:
-            self._end_given_up()
-            self._end_given_up = None
+        Raises:
+            RuntimeError: what Ctrl-C left has failed, and the work was not begun.
+        """
+        return self._calls.do(work)
+
+    def wait_for_left(self) -> None:
+        """Waits until no worker runs what Ctrl-C left; raises RuntimeError if that has failed."""
+        self._calls.wait()
 
     def check_loss(self, loss: Callable[..., Any]) -> None:
         """Raises ValueError for a loss that a worker of the last stage cannot run."""
@@ -198,12 +202,17 @@ class RemoteParts:
 
     def set_up(self, what: str, function: Callable[..., Any], *args: Any) -> calls.Call:
         """As :meth:`call`, and again for each part that is built later; the last one of each kind."""
-        self.call(function, *args)
-        made = self._set_up[what] = (function, args)
-        return made
+
+        def call_and_note() -> calls.Call:
+            self._call(function, *args)
+            made = self._set_up[what] = (function, args)
+            return made
+
+        return self.as_a_whole(call_and_note)
 
     def last_set_up(self, what: str) -> calls.Call | None:
         """What :meth:`set_up` gave last, unless it was forgotten."""
+        self.wait_for_left()
         return self._set_up.get(what)
 
     def forget(self, what: str) -> None:
@@ -214,17 +223,21 @@ class RemoteParts:
         """Calls a function at all workers at the same time. Returns what each gives.
 
         There is no timeout, as for all calls to workers: the loss of a worker ends its call. All calls
-        have ended when this raises the first failure.
+        have ended when this raises the first failure. Ctrl-C is as in :meth:`as_a_whole`.
         """
-        self.wait_for_given_up()
-        return self._call(function, *args)
+        return self.as_a_whole(lambda: self._call(function, *args))
 
     def _call(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         # Workers without Python first, because what they refuse then changes nothing elsewhere.
         order = sorted(self.workers, key=self._scripted.__contains__, reverse=True)
-        futures = {worker: self.begin(worker, function, *args) for worker in order}
+        futures: dict[str, Any] = {}
         results, failures = {}, []
-        for worker in self.workers:
+        try:
+            for worker in order:
+                futures[worker] = self.begin(worker, function, *args)
+        except Exception as error:
+            failures.append(error)
+        for worker in filter(futures.__contains__, self.workers):
             try:
                 results[worker] = futures[worker].wait()
             except Exception as error:

@@ -4,6 +4,7 @@ at the workers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -53,6 +54,11 @@ class StateAtWorkers(LayersElsewhere):
                 groups of the parameters that it is given.
             options: its arguments, without the parameters.
         """
+        return self._parts.as_a_whole(functools.partial(self._make_optimizer, cls, options))
+
+    def _make_optimizer(
+        self, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
+    ) -> PipeOptimizer:
         made = self._parts.set_up("optimizer", state.make_optimizer, cls, options)
         self._parts.forget("scheduler")
         return PipeOptimizer(self._parts, made, self._gradients)
@@ -103,8 +109,10 @@ class StateAtWorkers(LayersElsewhere):
                 ``background`` it is raised by ``wait()``, or else by the next of these calls.
             OSError: the folder cannot be made, or a file is there (NotADirectoryError).
         """
+        return self._parts.as_a_whole(functools.partial(self._save, folder_at(path), background))
+
+    def _save(self, folder: Path, background: bool) -> Checkpoint:
         self._wait_for_checkpoint()
-        folder = folder_at(path)
         if background:
             self.at_workers(shards.take_snapshot)
         checkpoint = Checkpoint(folder, self._identity, self._parts, background)
@@ -115,9 +123,9 @@ class StateAtWorkers(LayersElsewhere):
         return checkpoint
 
     def _wait_for_checkpoint(self) -> None:
-        checkpoint, self._checkpoint = self._checkpoint, None
-        if checkpoint is not None:
-            checkpoint.settle()
+        if self._checkpoint is not None:
+            self._checkpoint.settle()
+            self._checkpoint = None
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
@@ -132,9 +140,12 @@ class StateAtWorkers(LayersElsewhere):
             RuntimeError: a worker is lost and not back yet: try again.
             ValueError: a remote module of a restarted worker was given as an RRef.
         """
+        self._parts.as_a_whole(functools.partial(self._load, os.path.abspath(path)))
+
+    def _load(self, folder: str) -> None:
         self._wait_for_checkpoint()
         with self._parts.with_missing():
-            self.at_workers(shards.read_shards, os.path.abspath(path), self._parts.layers)
+            self.at_workers(shards.read_shards, folder, self._parts.layers)
         self.zero_grad()
 
     # nn.Module's own methods, acting at the workers
@@ -197,9 +208,12 @@ class StateAtWorkers(LayersElsewhere):
             unexpected_keys += [prefix + key for key in own if key not in used]
 
     def train(self, mode: bool = True) -> Self:
+        self._parts.as_a_whole(functools.partial(self._train, mode))
+        return self
+
+    def _train(self, mode: bool) -> None:
         self._parts.set_up("mode", state.change, "train", mode)
         self.training = mode
-        return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.at_workers(state.change, "zero_grad", set_to_none)

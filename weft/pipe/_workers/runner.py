@@ -1,4 +1,4 @@
-"""The thread of a worker's part of a pipeline."""
+"""The thread of a worker's part of a pipeline, and of its driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Runner:
     thread that calls. It starts with the first function, and does not hold up the end of the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "weft-pipe") -> None:
+        self._name = name
         self._functions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changing = threading.RLock()  # the collector may close one amid run()
         self._thread: threading.Thread | None = None
@@ -27,8 +28,12 @@ class Runner:
                 raise RuntimeError("the Pipe was closed")
             self._functions.put(function)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="weft-pipe", daemon=True)
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
+
+    def is_here(self) -> bool:
+        """Whether the thread is the calling one."""
+        return self._thread is threading.current_thread()
 
     def close(self) -> None:
         """Lets the thread end after the functions that it has; does not wait."""
