@@ -241,6 +241,26 @@ def test_a_checkpoint_that_ctrl_c_left_is_of_one_moment(group, tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "later"]
 
 
+def finds_a_folder_of_its_own(folder: str) -> None:
+    found = Training(folder)
+    left = Path(f"{found.path}.{found.pipe._identity}.unfinished")
+    left.mkdir()
+    (left / "shard-7.pt").touch()
+    for background in (False, True):
+        found.pipe.save_checkpoint(found.path, background).wait()
+        found.pipe.load_checkpoint(found.path)
+    found.pipe.close()
+
+
+def test_a_save_removes_what_a_former_one_left(group, tmp_path):
+    group[0].call(finds_a_folder_of_its_own, str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == [
+        "shard-0.pt",
+        "shard-1.pt",
+    ]
+
+
 # Optimizers
 
 

@@ -48,6 +48,7 @@ class Checkpoint:
         self._parts = parts  # the stages stay until they are written
         self._shards: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._finish, name="weft-checkpoint")
+        shutil.rmtree(self._unfinished, ignore_errors=True)  # what a former save could not remove
         self._unfinished.mkdir(parents=True)
         try:
             self._begin(snapshot)
