@@ -264,6 +264,43 @@ def test_a_save_removes_what_a_former_one_left(group, tmp_path):
 # Optimizers
 
 
+def picky(parameters, lr: float) -> torch.optim.Adam:
+    """Refuses the second stage."""
+    parameters = list(parameters)
+    if any(len(one) == 3 for one in parameters):
+        raise ValueError("not for this stage")
+    return torch.optim.Adam(parameters, lr=lr)
+
+
+def fails_at_one_worker(folder: str) -> None:
+    found = Training(folder)
+    state = copy.deepcopy(found.pipe.state_dict())
+    kept = found.optimizer.state_dict()
+    with pytest.raises(ValueError, match="not for this stage"):
+        found.pipe.optimizer(picky, lr=0.1)
+    with pytest.raises(RuntimeError, match=r"this LambdaLR of the Pipe is gone"):
+        found.scheduler.step()
+    uses = (found.optimizer.step, found.optimizer.zero_grad, found.optimizer.state_dict)
+    for use in (*uses, lambda: found.optimizer.load_state_dict(kept)):
+        with pytest.raises(
+            RuntimeError, match=r"this PausingSGD of the Pipe is gone: another pipe.optim"
+        ):
+            use()
+    same(found.pipe.state_dict(), state)
+    found.optimizer = found.pipe.optimizer(torch.optim.SGD, lr=0.1)
+    found.step()
+    scheduler = found.optimizer.scheduler(torch.optim.lr_scheduler.StepLR, step_size=1)
+    with pytest.raises(TypeError):
+        found.optimizer.scheduler(torch.optim.lr_scheduler.StepLR, no_such=1)
+    with pytest.raises(RuntimeError, match=r"this StepLR of the Pipe is gone: .* failed"):
+        scheduler.step()
+    found.pipe.close()
+
+
+def test_a_former_optimizer_is_gone_when_another_fails_at_one_worker(group, tmp_path):
+    group[0].call(fails_at_one_worker, str(tmp_path))
+
+
 def finds_another() -> None:
     found = _training[0]
     with pytest.raises(RuntimeError, match=r"this PausingSGD .* has made a pausing_adam"):

@@ -37,7 +37,7 @@ class PipeScheduler:
         if last is None:
             raise RuntimeError(
                 f"this {_class_of(self._made)} of the Pipe is gone: pipe.optimizer() has made another "
-                "optimizer, which has no scheduler until its scheduler() makes one"
+                "optimizer, or another scheduler() failed: call scheduler() of the last optimizer"
             )
         if last is not self._made:
             raise RuntimeError(
@@ -93,6 +93,8 @@ class PipeOptimizer:
     def scheduler(self, cls: Callable[..., Any], **options: Any) -> PipeScheduler:
         """A learning-rate scheduler for the optimizers, in the place of one that was made before.
 
+        That one goes also where this raises.
+
         Args:
             cls: its class, such as ``torch.optim.lr_scheduler.StepLR``, or a function that makes one
                 of several for the optimizer that it is given.
@@ -102,6 +104,7 @@ class PipeOptimizer:
 
     def _make_scheduler(self, cls: Callable[..., Any], options: dict[str, Any]) -> PipeScheduler:
         self._check()
+        self._parts.forget("scheduler")
         made = self._parts.set_up("scheduler", state.make_scheduler, cls, options)
         return PipeScheduler(self._parts, made)
 
@@ -138,7 +141,12 @@ class PipeOptimizer:
 
     def _check(self) -> None:
         last = self._parts.last_set_up("optimizer")
-        if last is not None and last is not self._made:
+        if last is None:
+            raise RuntimeError(
+                f"this {_class_of(self._made)} of the Pipe is gone: another pipe.optimizer() failed, and "
+                "some workers may have what it made: call pipe.optimizer() again"
+            )
+        if last is not self._made:
             raise RuntimeError(
                 f"this {_class_of(self._made)} of the Pipe was replaced: pipe.optimizer() has made a "
                 f"{_class_of(last)}, and a Pipe has one; use that"

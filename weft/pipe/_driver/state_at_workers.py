@@ -47,7 +47,8 @@ class StateAtWorkers(LayersElsewhere):
     def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
         """An optimizer at each worker, for the parameters of its stages.
 
-        One that was made before goes, and its scheduler with it.
+        One that was made before goes, and its scheduler with it, also where this raises: then some
+        workers have the new one, and none can be used until another call succeeds.
 
         Args:
             cls: its class, such as ``torch.optim.AdamW``, or a function that makes one, also with
@@ -59,8 +60,9 @@ class StateAtWorkers(LayersElsewhere):
     def _make_optimizer(
         self, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
     ) -> PipeOptimizer:
+        for former in ("optimizer", "scheduler"):
+            self._parts.forget(former)
         made = self._parts.set_up("optimizer", state.make_optimizer, cls, options)
-        self._parts.forget("scheduler")
         return PipeOptimizer(self._parts, made, self._gradients)
 
     def remote_parameters(self) -> list[rpc.RRef]:
