@@ -13,6 +13,7 @@ import pytest
 import torch
 import worker_models as models
 from torch import nn
+from waiting import wait_until
 from worker_pipes import CROSS_ENTROPY, same
 
 # Where a worker waits once until it is let go.
@@ -319,6 +320,50 @@ def test_a_former_optimizer_is_replaced_by_one_that_ctrl_c_left(group, tmp_path)
 
 
 # What is left of it
+
+
+def begin_to_evaluate(folder: str) -> None:
+    begin(folder)
+    _training[0].pipe.eval()
+
+
+def predicts_until_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), torch.no_grad():
+        _training[0].pipe(models.batch()[0][:1])  # its first micro-batch is its last
+
+
+def is_given_up() -> None:
+    from weft.pipe._workers.part import parts
+
+    wait_until(lambda: all(one.arrivals.is_over(2) for one in parts.values()), "it is given up")
+
+
+def outputs_here(pipe: str) -> int:
+    from weft.pipe._workers.part import part_of
+
+    return len(part_of(pipe)._outputs)
+
+
+def has_left_no_output() -> None:
+    pipe = _training[0].pipe
+    assert set(pipe.at_workers(outputs_here).values()) == {0}
+    with torch.no_grad():
+        pipe(models.batch()[0]).to_here()
+    assert set(pipe.at_workers(outputs_here).values()) == {0}
+    pipe.close()
+
+
+def test_the_output_of_a_forward_that_ctrl_c_ended_is_dropped(group, tmp_path):
+    """The last stage's worker is amid its last task then."""
+    group[0].call(begin_to_evaluate, str(tmp_path))
+    group[2].call(arm)
+    group[0].start(predicts_until_ctrl_c)
+    group[2].call(has_come)
+    group[0].signal(signal.SIGINT)
+    group[2].call(is_given_up)
+    group[2].call(let_go)
+    group[0].result()
+    group[0].call(has_left_no_output)
 
 
 def has_the_callers_deadline() -> bool:

@@ -143,8 +143,14 @@ class Part:
         settle(stage.device for stage in self.stages.values())
 
     def keep_output(self, step: int, output: Any) -> None:
-        """Keeps a forward's output until the driver asks for it."""
-        self._outputs[step] = output
+        """Keeps a forward's output, if there is one, until the driver asks for it or gives it up.
+
+        Called before the mini-batch ends here: until then, only the driver ends it.
+        """
+        if output is not None:
+            self._outputs[step] = output
+        if self.arrivals.is_over(step):  # abandon() may have come before the output
+            self._outputs.pop(step, None)
 
     def take_output(self, step: int) -> Any:
         """The output of a forward, once."""

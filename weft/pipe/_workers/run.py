@@ -58,14 +58,12 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
         run.wait_for_sent()
         if graph is not None and job.backward is None:
             graph.keep(part.stages)
-        output = run.output()
+        part.keep_output(job.step, run.output())
     finally:
-        part.abandon(job.step, "the mini-batch is over")
+        part.arrivals.end(job.step, "the mini-batch is over")
         for stage in part.stages.values():
             stage.forget()
         part.settle()
-    if output is not None:
-        part.keep_output(job.step, output)
     return Outcome(run.loss, "", run.done if job.recorded else (), run.first_gradients())
 
 
