@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -11,7 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+import unittest.mock
 import urllib.request
+from typing import NamedTuple
 
 import pytest
 from ports import free_port
@@ -62,14 +65,19 @@ def all_stacks() -> dict[str, str]:
     return weft.stacks()
 
 
-def look(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "weft.top", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "240"},
-    )
+class Shown(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def look(*arguments: str) -> Shown:
+    """What `python -m weft.top` shows where its output is no terminal."""
+    out, err = io.StringIO(), io.StringIO()
+    wide = unittest.mock.patch.dict(os.environ, COLUMNS="240")
+    with wide, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = top.main(list(arguments))
+    return Shown(status, out.getvalue(), err.getvalue())
 
 
 def seen(*arguments: str) -> list[dict]:
