@@ -214,13 +214,7 @@ void WeftAgent::onOwnWait(const torch::distributed::rpc::RRefId& value) {
   parts_->rrefs.onOwnWait(fromTorch(value));
 }
 
-void WeftAgent::failUnfinishedRRefs() {
-  const auto all = [](const RRefKey& /*value*/) { return true; };
-  parts_->rrefs.lifecycle().failEarly(
-      all, parts_->context.me() +
-               " shuts down, and the call that was to create the value of this "
-               "RRef has not ended");
-}
+void WeftAgent::failUnfinishedRRefs() { parts_->rrefs.failUnfinished(); }
 
 void WeftAgent::undoFork(const PickledRRef& rref) { parts_->rrefs.lifecycle().undoFork(rref); }
 

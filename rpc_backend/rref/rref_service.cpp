@@ -130,6 +130,13 @@ void RRefService::failAwaitedOf(worker_id_t creator, std::int64_t first) {
   lifecycle_.failEarly(lost, text);
 }
 
+void RRefService::failUnfinished() {
+  lifecycle_.failEarly([](const RRefKey& /*value*/) { return true; },
+                       context_.me() +
+                           " shuts down, and the call that was to create the value of "
+                           "this RRef has not ended");
+}
+
 void RRefService::onPeerReturned(worker_id_t peer) {
   const auto error = sender_.sendControl(peer, WireKind::kControl, ControlType::kCreationsLost, 0,
                                          std::to_string(torch_rrefs::idsMade()));

@@ -72,6 +72,8 @@ class RRefService {
   // to be taken, until the result goes. Null: others for it are being taken.
   std::shared_ptr<void> takeGradients(std::int64_t context, std::int64_t message);
 
+  // As WeftAgent::failUnfinishedRRefs().
+  void failUnfinished();
   // As WeftAgent::warnAboutLeakedRRefs().
   void warnAboutLeaks(bool ignored) const;
 
