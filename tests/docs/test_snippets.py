@@ -348,6 +348,8 @@ def test_python_listings_run(case, tmp_path):
                 workers.add({"RANK": str(rank)}).start(run_file, str(file))
         for worker in workers:
             worker.result()
+            worker.close()
+            assert worker.exit_code == 0, worker.output()
 
 
 # C++.
