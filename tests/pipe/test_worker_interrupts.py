@@ -135,13 +135,17 @@ def is_interrupted_in(name: str) -> None:
         _training[0].call(name)
 
 
-def interrupt(group, folder: Path, name: str) -> None:
-    """Ctrl-C while worker 1 is in the call, which it stays in."""
-    group[0].call(begin, str(folder))
-    group[1].call(arm)
-    group[0].start(is_interrupted_in, name)
-    group[1].call(has_come)
+def interrupt(group, at: int, function, *arguments) -> None:
+    """Ctrl-C while that worker is in what the driver's function calls, and stays in it."""
+    group[at].call(arm)
+    group[0].start(function, *arguments)
+    group[at].call(has_come)
     group[0].signal(signal.SIGINT)
+
+
+def interrupt_in(group, folder: Path, name: str) -> None:
+    group[0].call(begin, str(folder))
+    interrupt(group, 1, is_interrupted_in, name)
     group[0].result()
 
 
@@ -162,7 +166,7 @@ def goes_on_after(name: str, folder: str) -> None:
     ["optimizer.step", "scheduler.step", "zero_grad", "eval", "load_state_dict", "load_checkpoint"],
 )
 def test_the_next_call_waits_for_one_that_ctrl_c_left(group, tmp_path, name):
-    interrupt(group, tmp_path, name)
+    interrupt_in(group, tmp_path, name)
     group[0].start(goes_on_after, name, str(tmp_path))
     assert not group[0].has_answered_within(0.5)
     group[1].call(let_go)
@@ -203,7 +207,7 @@ def is_told() -> None:
 
 
 def test_a_call_that_fails_after_ctrl_c_is_told_by_the_next(group, tmp_path):
-    interrupt(group, tmp_path, "a wrong state")
+    interrupt_in(group, tmp_path, "a wrong state")
     group[1].call(let_go)
     group[0].call(is_told)
 
@@ -230,10 +234,7 @@ def trains_on_and_saves(folder: str) -> None:
 def test_a_checkpoint_that_ctrl_c_left_is_of_one_moment(group, tmp_path, name):
     group[0].call(begin, str(tmp_path))
     group[0].call(keep_state)
-    group[1].call(arm)
-    group[0].start(is_interrupted_in, name)
-    group[1].call(has_come)
-    group[0].signal(signal.SIGINT)
+    interrupt(group, 1, is_interrupted_in, name)
     group[0].result()
     group[0].start(trains_on_and_saves, str(tmp_path))
     assert not group[0].has_answered_within(0.5)
@@ -312,7 +313,7 @@ def finds_another() -> None:
 
 
 def test_a_former_optimizer_is_replaced_by_one_that_ctrl_c_left(group, tmp_path):
-    interrupt(group, tmp_path, "optimizer")
+    interrupt_in(group, tmp_path, "optimizer")
     group[0].start(finds_another)
     assert not group[0].has_answered_within(0.5)
     group[1].call(let_go)
@@ -356,10 +357,7 @@ def has_left_no_output() -> None:
 def test_the_output_of_a_forward_that_ctrl_c_ended_is_dropped(group, tmp_path):
     """The last stage's worker is amid its last task then."""
     group[0].call(begin_to_evaluate, str(tmp_path))
-    group[2].call(arm)
-    group[0].start(predicts_until_ctrl_c)
-    group[2].call(has_come)
-    group[0].signal(signal.SIGINT)
+    interrupt(group, 2, predicts_until_ctrl_c)
     group[2].call(is_given_up)
     group[2].call(let_go)
     group[0].result()

@@ -7,46 +7,27 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from workers import Workers
+from workers import Group, leave
 
-PEER = "callee"
+PEER = "worker1"
 LARGE = 1 << 18  # elements of float32: 1 MiB
 
 
-def join(name: str, rank: int, meeting: str) -> None:
-    import torch.distributed.rpc as rpc
-
-    import weft
-
-    rpc.init_rpc(
-        name,
-        backend=rpc.BackendType.WEFT,
-        rank=rank,
-        world_size=2,
-        rpc_backend_options=weft.RpcBackendOptions(rpc_timeout=60, init_method=meeting),
-    )
-
-
-def leave(graceful: bool = True) -> None:
+def leave_if_there(graceful: bool) -> None:
     import torch.distributed.rpc as rpc
 
     if rpc.api._is_current_rpc_agent_set():
-        rpc.shutdown(graceful=graceful)
+        leave(graceful)
 
 
 def in_caller(body: Callable, *, kills: bool = False, **environment: str):
     """What `body` returns in a worker that has a peer, which it may kill."""
-    with Workers(2, environment) as (caller, callee):
-        meeting = f"file://{caller.output_file.parent}/meeting"
-        for rank, (worker, name) in enumerate(((caller, "caller"), (callee, PEER))):
-            worker.start(join, name, rank, meeting)
-        caller.result()
-        callee.result()
-        callee.start(leave)
+    with Group(2, environment, rpc_timeout=60) as (caller, peer):
+        peer.start(leave)
         value = caller.call(body)
-        caller.call(leave, graceful=not kills)
+        caller.call(leave_if_there, graceful=not kills)
         if not kills:
-            callee.result()
+            peer.result()
         return value
 
 
