@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any, TypeVar
 
 from weft import _C
@@ -39,7 +39,7 @@ class Uninterrupted:
         piece = self._left = _Piece(work)
         self._finish(piece)
         try:
-            return piece.result()
+            return piece.outcome.result()
         finally:
             del piece  # an error leads to this frame
 
@@ -50,7 +50,7 @@ class Uninterrupted:
         piece = self._left
         self._finish(piece)
         try:
-            piece.result()
+            piece.outcome.result()
         except Exception as error:
             raise RuntimeError(
                 f"a call of this Pipe that was interrupted has failed: {error}"
@@ -60,35 +60,26 @@ class Uninterrupted:
 
     def _finish(self, piece: _Piece) -> None:
         self._runner.run(piece.run)  # again where Ctrl-C came amid the first time: it runs once
-        while not piece.ended.wait(0.05):  # another thread may get the signal, which wakes nobody
-            pass
+        while not piece.outcome.done():
+            futures.wait(
+                [piece.outcome], 0.05
+            )  # another thread may get the signal, which wakes nobody
         self._left = None
 
 
 class _Piece:
-    """Work that runs once, with the caller's deadline; its result or its error is for one caller."""
+    """Work that runs once, with the caller's deadline, and what came of it."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self.ended = threading.Event()
+        self.outcome: futures.Future[Any] = futures.Future()
         self._work: Callable[[None], Any] | None = _C._with_deadline_of_this_call(lambda _: work())
-        self._result: Any = None
-        self._error: BaseException | None = None
 
     def run(self) -> None:
-        if self._work is None:
+        work, self._work = self._work, None  # which may lead to the Pipe
+        if work is None:
             return
         try:
-            self._result = self._work(None)
+            self.outcome.set_result(work(None))
         except BaseException as error:
-            self._error = error
-        self._work = None
-        self.ended.set()
-
-    def result(self) -> Any:
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-            return self._result
-        finally:
-            del error
+            self.outcome.set_exception(error)
+            del self  # the error leads to this frame
