@@ -18,10 +18,6 @@ from types import ModuleType
 USAGE = "usage: python -m weft.run [--process-group] (script.py | -m module) [arguments …]"
 
 
-class _NoProgram(Exception):
-    """The command line names nothing that can be run."""
-
-
 def main(arguments: list[str]) -> None:
     """Runs the program named by ``arguments`` as ``__main__``."""
     process_group = arguments[:1] == ["--process-group"]
@@ -29,11 +25,9 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         raise SystemExit(0 if arguments else 2)
-    try:
-        _check(arguments)
-    except _NoProgram as problem:
+    if problem := _problem(arguments):
         print(f"weft.run: {problem}\n{USAGE}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(2)
     _make_default(process_group)
     if "--process-group" in arguments and not process_group:
         _tell("the program gets --process-group; for weft.run it stands before the program")
@@ -60,15 +54,14 @@ def _tell(text: str) -> None:
         print(f"weft.run: {text}", file=sys.stderr, flush=True)
 
 
-def _check(arguments: list[str]) -> None:
+def _problem(arguments: list[str]) -> str:
+    """Why that can be no program; empty: it can."""
     program = arguments[0]
     if program == "-m":
-        if len(arguments) == 1:
-            raise _NoProgram("-m needs a module")
-    elif program.startswith("-"):
-        raise _NoProgram(f"unknown option {program}")
-    elif not os.path.exists(program):
-        raise _NoProgram(f"no such file: {program}")
+        return "" if len(arguments) > 1 else "-m needs a module"
+    if program.startswith("-"):
+        return f"unknown option {program}"
+    return "" if os.path.exists(program) else f"no such file: {program}"
 
 
 def _run(arguments: list[str]) -> None:
@@ -79,16 +72,14 @@ def _run(arguments: list[str]) -> None:
     """
     main_module = sys.modules["__main__"] = ModuleType("__main__")
     program = arguments[0]
+    sys.argv = arguments[1:] if program == "-m" else arguments
     if program == "-m":
-        sys.argv = arguments[1:]
         sys.path.insert(0, os.getcwd())
         runpy._run_module_as_main(arguments[1])
     elif pkgutil.get_importer(os.path.abspath(program)) is not None:  # a folder or a zip file
-        sys.argv = arguments
         sys.path.insert(0, os.path.abspath(program))
         runpy._run_module_as_main("__main__", alter_argv=False)
     else:
-        sys.argv = arguments
         sys.path.insert(0, os.path.dirname(os.path.realpath(program)))
         _run_file(os.path.abspath(program), main_module)
 
