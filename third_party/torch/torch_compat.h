@@ -26,7 +26,4 @@ auto makeNode(Args&&... args) {
   }
 }
 
-template <typename NodeType>
-using NodePtrTo = decltype(makeNode<NodeType>());
-
 }  // namespace weft::pipe

@@ -17,8 +17,7 @@ namespace {
 
 std::atomic<LogLevel>& currentLevel() noexcept {
   static std::atomic<LogLevel> level = [] {
-    const char* const set = std::getenv(environment::kLogLevel);  // NOLINT(concurrency-mt-unsafe)
-    const std::string_view name = set != nullptr ? set : "";
+    const std::string name = environment::value(environment::kLogLevel);
     if (name == "error") return LogLevel::kError;
     if (name == "info") return LogLevel::kInfo;
     if (name == "debug") return LogLevel::kDebug;
@@ -67,6 +66,21 @@ std::string printable(std::string_view text) {
   return out;
 }
 
+// Nothing for a warning, which most lines are.
+const char* levelText(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::kDebug:
+      return " (debug)";
+    case LogLevel::kInfo:
+      return " (info)";
+    case LogLevel::kWarning:
+      return "";
+    case LogLevel::kError:
+      return " (error)";
+  }
+  return "";
+}
+
 }  // namespace
 
 void setLogSink(LogSink sink) noexcept { g_sink.store(sink); }
@@ -89,11 +103,7 @@ void logToStandardError(LogLevel level, const std::string& text) noexcept {
   std::array<char, 20> when{};
   if (localtime_r(&now, &local) != nullptr)
     std::strftime(when.data(), when.size(), "%F %T", &local);
-  const char* const name = level == LogLevel::kError   ? " (error)"
-                           : level == LogLevel::kInfo  ? " (info)"
-                           : level == LogLevel::kDebug ? " (debug)"
-                                                       : "";
-  std::fprintf(stderr, "[%s] weft%s: %s\n", when.data(), name, text.c_str());
+  std::fprintf(stderr, "[%s] weft%s: %s\n", when.data(), levelText(level), text.c_str());
 }
 
 void checkFailed(const char* condition, const char* why, const char* file, int line) noexcept {
