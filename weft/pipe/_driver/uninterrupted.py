@@ -60,10 +60,9 @@ class Uninterrupted:
 
     def _finish(self, piece: _Piece) -> None:
         self._runner.run(piece.run)  # again where Ctrl-C came amid the first time: it runs once
+        # Looks again and again: another thread may get the signal, which wakes nobody.
         while not piece.outcome.done():
-            futures.wait(
-                [piece.outcome], 0.05
-            )  # another thread may get the signal, which wakes nobody
+            futures.wait([piece.outcome], 0.05)
         self._left = None
 
 
