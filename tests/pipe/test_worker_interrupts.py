@@ -288,6 +288,8 @@ def fails_at_one_worker(folder: str) -> None:
             RuntimeError, match=r"this PausingSGD of the Pipe is gone: another pipe.optim"
         ):
             use()
+    with pytest.raises(RuntimeError, match=r"may have another optimizer than the rest"):
+        found.pipe.save_checkpoint(folder + "/mixed")
     same(found.pipe.state_dict(), state)
     found.optimizer = found.pipe.optimizer(torch.optim.SGD, lr=0.1)
     found.step()
@@ -296,6 +298,10 @@ def fails_at_one_worker(folder: str) -> None:
         found.optimizer.scheduler(torch.optim.lr_scheduler.StepLR, no_such=1)
     with pytest.raises(RuntimeError, match=r"this StepLR of the Pipe is gone: .* failed"):
         scheduler.step()
+    with pytest.raises(RuntimeError, match=r"may have another scheduler than the rest"):
+        found.pipe.save_checkpoint(folder + "/mixed")
+    found.optimizer = found.pipe.optimizer(torch.optim.SGD, lr=0.1)
+    found.pipe.save_checkpoint(folder + "/right")
     found.pipe.close()
 
 

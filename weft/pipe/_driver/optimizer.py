@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from weft.pipe._driver.gradients import ReplicatedGradients
-from weft.pipe._driver.remote_parts import RemoteParts
+from weft.pipe._driver.remote_parts import RemoteParts, as_a_whole
 from weft.pipe._workers import calls, state
 
 
@@ -90,6 +89,7 @@ class PipeOptimizer:
         self._parts.call(state.call_optimizer, "optimizer", "zero_grad", set_to_none)
         self._gradients.broken = False
 
+    @as_a_whole
     def scheduler(self, cls: Callable[..., Any], **options: Any) -> PipeScheduler:
         """A learning-rate scheduler for the optimizers, in the place of one that was made before.
 
@@ -100,9 +100,6 @@ class PipeOptimizer:
                 of several for the optimizer that it is given.
             options: its arguments, without the optimizer.
         """
-        return self._parts.as_a_whole(functools.partial(self._make_scheduler, cls, options))
-
-    def _make_scheduler(self, cls: Callable[..., Any], options: dict[str, Any]) -> PipeScheduler:
         self._check()
         self._parts.forget("scheduler")
         made = self._parts.set_up("scheduler", state.make_scheduler, cls, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +22,16 @@ from weft.pipe._workers.schedule import workers_of
 T = TypeVar("T")
 
 
+def as_a_whole(method: Callable[..., T]) -> Callable[..., T]:
+    """Makes the method of an object that has ``_parts`` one piece, as :meth:`RemoteParts.as_a_whole`."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> T:
+        return self._parts.as_a_whole(functools.partial(method, self, *args, **kwargs))
+
+    return call
+
+
 class RemoteParts:
     """Keeps what each worker was given, to build it again at one that was restarted.
 
@@ -35,6 +46,7 @@ class RemoteParts:
         self._stages = list(stages)
         self._deferred = deferred
         self._set_up: dict[str, calls.Call] = {}
+        self._half_set_up: set[str] = set()  # at some workers: the call failed
         self._scripted: dict[str, ScriptWorker] = {}  # those without Python
         self._holds: dict[str, calls.Hold | rpc.RRef[calls.Hold]] = {}
         self._outputs: list[torch.futures.Future[Any]] = []  # as they become RRefs
@@ -164,8 +176,9 @@ class RemoteParts:
 
     def close(self) -> None:
         """Lets the workers drop the parts, also amid a mini-batch; those that are lost have none."""
-        with contextlib.suppress(RuntimeError):
-            self._call(calls.close)
+        for step in (self.wait_for_left, functools.partial(self._call, calls.close)):
+            with contextlib.suppress(RuntimeError):
+                step()
         self._holds.clear()
 
     def as_a_whole(self, work: Callable[[], T]) -> T:
@@ -204,7 +217,9 @@ class RemoteParts:
         """As :meth:`call`, and again for each part that is built later; the last one of each kind."""
 
         def call_and_note() -> calls.Call:
+            self._half_set_up.add(what)
             self._call(function, *args)
+            self._half_set_up.remove(what)
             made = self._set_up[what] = (function, args)
             return made
 
@@ -215,9 +230,18 @@ class RemoteParts:
         self.wait_for_left()
         return self._set_up.get(what)
 
+    def check_set_up(self, what: str) -> None:
+        """Raises RuntimeError where the last :meth:`set_up` of this kind failed at some workers."""
+        if what in self._half_set_up:
+            raise RuntimeError(
+                f"some workers of this Pipe may have another {what} than the rest, because the call that "
+                f"makes the {what} failed: make it again"
+            )
+
     def forget(self, what: str) -> None:
         """Parts that are built later are not set up with it."""
         self._set_up.pop(what, None)
+        self._half_set_up.discard(what)
 
     def call(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """Calls a function at all workers at the same time. Returns what each gives.

@@ -4,7 +4,6 @@ at the workers.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from weft.pipe._driver.checkpoint import Checkpoint, folder_at
 from weft.pipe._driver.gradients import ReplicatedGradients
 from weft.pipe._driver.optimizer import PipeOptimizer
 from weft.pipe._driver.refused_methods import LayersElsewhere
-from weft.pipe._driver.remote_parts import RemoteParts
+from weft.pipe._driver.remote_parts import RemoteParts, as_a_whole
 from weft.pipe._workers import shards, state
 
 #: In the metadata of a Pipe's state, that of its layers: where the Pipe is in a module, torch gives it
@@ -44,6 +43,7 @@ class StateAtWorkers(LayersElsewhere):
         """What a function of the workers gives at each of them; all run at the same time."""
         return self._parts.call(function, *args)
 
+    @as_a_whole
     def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
         """An optimizer at each worker, for the parameters of its stages.
 
@@ -55,11 +55,6 @@ class StateAtWorkers(LayersElsewhere):
                 groups of the parameters that it is given.
             options: its arguments, without the parameters.
         """
-        return self._parts.as_a_whole(functools.partial(self._make_optimizer, cls, options))
-
-    def _make_optimizer(
-        self, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
-    ) -> PipeOptimizer:
         for former in ("optimizer", "scheduler"):
             self._parts.forget(former)
         made = self._parts.set_up("optimizer", state.make_optimizer, cls, options)
@@ -91,6 +86,7 @@ class StateAtWorkers(LayersElsewhere):
 
     # Checkpoints
 
+    @as_a_whole
     def save_checkpoint(self, path: str | Path, background: bool = False) -> Checkpoint:
         """Writes the state of layers, optimizers and schedulers, each worker its own shard.
 
@@ -108,12 +104,13 @@ class StateAtWorkers(LayersElsewhere):
 
         Raises:
             RuntimeError: a worker could not write; a checkpoint that was there stays. With
-                ``background`` it is raised by ``wait()``, or else by the next of these calls.
+                ``background`` it is raised by ``wait()``, or else by the next of these calls. Or the
+                last ``optimizer()`` or ``scheduler()`` failed, so that workers may have different ones.
             OSError: the folder cannot be made, or a file is there (NotADirectoryError).
         """
-        return self._parts.as_a_whole(functools.partial(self._save, folder_at(path), background))
-
-    def _save(self, folder: Path, background: bool) -> Checkpoint:
+        folder = folder_at(path)
+        for kept in ("optimizer", "scheduler"):
+            self._parts.check_set_up(kept)
         self._wait_for_checkpoint()
         if background:
             self.at_workers(shards.take_snapshot)
@@ -129,6 +126,7 @@ class StateAtWorkers(LayersElsewhere):
             self._checkpoint.settle()
             self._checkpoint = None
 
+    @as_a_whole
     def load_checkpoint(self, path: str | Path) -> None:
         """Takes up what :meth:`save_checkpoint` wrote, also with other stages or workers.
 
@@ -142,9 +140,7 @@ class StateAtWorkers(LayersElsewhere):
             RuntimeError: a worker is lost and not back yet: try again.
             ValueError: a remote module of a restarted worker was given as an RRef.
         """
-        self._parts.as_a_whole(functools.partial(self._load, os.path.abspath(path)))
-
-    def _load(self, folder: str) -> None:
+        folder = os.path.abspath(path)
         self._wait_for_checkpoint()
         with self._parts.with_missing():
             self.at_workers(shards.read_shards, folder, self._parts.layers)
@@ -209,13 +205,11 @@ class StateAtWorkers(LayersElsewhere):
         if strict:
             unexpected_keys += [prefix + key for key in own if key not in used]
 
+    @as_a_whole
     def train(self, mode: bool = True) -> Self:
-        self._parts.as_a_whole(functools.partial(self._train, mode))
-        return self
-
-    def _train(self, mode: bool) -> None:
         self._parts.set_up("mode", state.change, "train", mode)
         self.training = mode
+        return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.at_workers(state.change, "zero_grad", set_to_none)
