@@ -32,8 +32,9 @@ struct ProcessGroupOptions {
 // c10::DistBackendError (who is missing); then nothing is left running.
 WEFT_API c10::intrusive_ptr<c10d::ProcessGroup> joinProcessGroup(ProcessGroupOptions options = {});
 
-// Forgets the name and ends the backend; operations under way on other threads fail. Does not wait
-// for the other ranks: a barrier before it does. Throws c10::Error for a name that is not there.
+// Forgets the name and ends the backend. Waits up to 10 s for operations that other threads run,
+// then fails them; does not wait for the other ranks: a barrier before it does. Throws c10::Error
+// for a name that is not there.
 WEFT_API void leaveProcessGroup(const std::string& name = "0");
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include <c10/util/irange.h>
 
+#include "pipe/data/script_batch.h"
 #include "pipe/stage/script_stage.h"
 
 namespace weft {
@@ -19,7 +20,7 @@ class ModuleStage final : public Stage {
     TORCH_CHECK(!input.structure, "a stage of torch::nn modules takes one tensor");
     return {{module_.forward<at::Tensor>(input.tensors.at(0))}, nullptr};
   }
-  std::vector<at::Tensor> parameters() override {
+  std::vector<at::Tensor> parametersAndBuffers() override {
     std::vector<at::Tensor> found = module_.ptr()->parameters();
     for (at::Tensor& buffer : module_.ptr()->buffers())
       found.push_back(std::move(buffer));
@@ -34,8 +35,8 @@ c10::Device deviceOf(const std::vector<at::Tensor>& parameters, std::size_t stag
   if (parameters.empty()) return c10::kCPU;
   for (const at::Tensor& parameter : parameters) {
     TORCH_CHECK_VALUE(parameter.device() == parameters[0].device(), "module ", stage,
-                      " has parameters on ", parameters[0].device(), " and on ", parameter.device(),
-                      "; a stage is on one device");
+                      " has parameters or buffers on ", parameters[0].device(), " and on ",
+                      parameter.device(), "; a stage is on one device");
   }
   return parameters[0].device();
 }
@@ -65,7 +66,7 @@ void Pipe::build(std::vector<std::shared_ptr<Stage>> stages) {
                     options_.chunks);
   TORCH_CHECK_VALUE(!stages.empty(), "a Pipe needs at least one module");
   for (const auto j : c10::irange(stages.size())) {
-    devices_.push_back(deviceOf(stages[j]->parameters(), j));
+    devices_.push_back(deviceOf(stages[j]->parametersAndBuffers(), j));
   }
   pipeline_ = std::make_unique<pipe::Pipeline>(std::move(stages), devices_,
                                                std::vector<pipe::SkipRoute>(), pipe::ThreadHooks());

@@ -18,21 +18,26 @@ WeftBackend::WeftBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int si
                          c10::intrusive_ptr<Options> options)
     : c10d::Backend(rank, size),
       options_(std::move(options)),
-      timeout_ms_(options_->timeout.count()),
-      children_({store, rank, size, options_->global_ranks_in_group},
+      children_(std::in_place,
+                ChildGroups::Ranks{store, rank, size, options_->global_ranks_in_group},
                 [this](const ChildGroups::Ranks& ranks, const ChildGroups::OptionsPtr& opts) {
                   return child(ranks, opts);
                 }),
       comm_(std::in_place,
             DelegateSpec{c10::Device(c10::DeviceType::CPU), std::move(store), rank, size,
                          options_->timeout, options_->group_name, options_->global_ranks_in_group},
-            options_->interface, options_->make_delegate) {
+            options_->interface, options_->make_delegate),
+      timeout_ms_(options_->timeout.count()) {
   init();
 }
 
 WeftBackend::~WeftBackend() = default;
 
-void WeftBackend::release_resources() { comm_.reset(); }
+void WeftBackend::release_resources() {
+  comm_.reset();
+  children_.reset();
+  options_.reset();
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> WeftBackend::getBackendOptions() {
   auto options = c10::make_intrusive<Options>(*options_);
@@ -78,7 +83,9 @@ PointToPoint& WeftBackend::messages(const char* title) const {
 
 c10d::Backend* WeftBackend::delegateFor(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  return &comm_->delegates().of(tensor.device(), comm_->engine().batches().isOpen());
+  const auto& delegate = comm_->delegates().of(tensor.device());
+  comm_->engine().batches().join(delegate);
+  return delegate.get();
 }
 
 c10d::Backend* WeftBackend::delegateFor(const Tensors& tensors) {
@@ -89,7 +96,7 @@ WeftBackend::WorkPtr WeftBackend::startMessage(OpType type, const char* title,
                                                const at::Tensor& tensor, int peer, int tag) {
   auto& messages = this->messages(title);
   const OpParams params{title, timeoutOr(milliseconds(0)), true, this};
-  RecordedOp recorded = comm_->engine().recorder().recordMessage(params, type, tensor, peer, tag);
+  TrackedOp recorded = comm_->engine().recorder().recordMessage(params, type, tensor, peer, tag);
   auto work = type == OpType::SEND
                   ? messages.send(tensor, peer, tag, params.timeout, std::move(recorded))
                   : messages.receive(tensor, peer, tag, params.timeout, std::move(recorded));
@@ -124,21 +131,16 @@ void WeftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
   messages("weft:monitored_barrier").monitoredBarrier(timeout, wait_all_ranks);
 }
 
-// All tensors between the two calls are on one type of device, taken from the first tensor.
 void WeftBackend::startCoalescing() {
   comm_->engine().checkProcess("weft:coalescing");
   comm_->engine().batches().start();
 }
 
-WeftBackend::WorkPtr WeftBackend::endCoalescing() {
-  for (const WorkPtr& work : comm_->delegates().endCoalescing())
-    comm_->engine().batches().add(work);
-  return comm_->engine().batches().end();
-}
+WeftBackend::WorkPtr WeftBackend::endCoalescing() { return comm_->engine().batches().end(); }
 
 void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  c10d::Backend& backend = comm_->delegates().of(device);
+  c10d::Backend& backend = *comm_->delegates().of(device);
   backend.setBoundDeviceId(device);
   backend.eagerConnectSingleDevice(device);
 }
@@ -153,7 +155,7 @@ bool WeftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
 at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(size >= 0, "weft: a tensor of ", size, " elements cannot be allocated");
   if (!options.device().is_cpu()) {
-    return comm_->delegates().of(options.device()).allocateTensor(size, options);
+    return comm_->delegates().of(options.device())->allocateTensor(size, options);
   }
   const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
   transport::OwnedBuffer memory = comm_->engine().allocate(bytes);
@@ -185,19 +187,19 @@ c10::intrusive_ptr<c10d::Backend> WeftBackend::child(const ChildGroups::Ranks& r
 c10::intrusive_ptr<c10d::Backend> WeftBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  return children_.split(store, ranks, opts);
+  return children_->split(store, ranks, opts);
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
-  return children_.merge(store, opts, rank, size);
+  return children_->merge(store, opts, rank, size);
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::shrink(
     const std::vector<int64_t>& excluded, int /*flags*/,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
-  return children_.shrink(excluded, opts);
+  return children_->shrink(excluded, opts);
 }
 
 void WeftBackend::abort() { comm_->abort(); }

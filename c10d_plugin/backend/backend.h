@@ -159,10 +159,11 @@ class WEFT_API WeftBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> child(const ChildGroups::Ranks& ranks,
                                           const ChildGroups::OptionsPtr& opts) const;
 
-  const c10::intrusive_ptr<Options> options_;
+  // None of these after release_resources().
+  c10::intrusive_ptr<Options> options_;
+  std::optional<ChildGroups> children_;
+  std::optional<Communicator> comm_;
   std::atomic<std::int64_t> timeout_ms_;
-  ChildGroups children_;
-  std::optional<Communicator> comm_;  // none after release_resources()
 };
 
 }  // namespace weft::process_group

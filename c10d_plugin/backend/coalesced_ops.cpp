@@ -59,6 +59,7 @@ Tensors pick(const Tensors& from, const std::vector<std::size_t>& places) {
 
 // Rows of one matrix, one per rank, that hold a share of every tensor side by side.
 struct Rows {
+  // A row has 1/`scale` of each tensor's elements.
   Rows(const Tensors& shares, std::int64_t size, std::int64_t scale) {
     std::int64_t width = 0;
     for (const at::Tensor& share : shares) {
@@ -115,14 +116,15 @@ collectives::Call packed(collectives::Call call, const Tensors& tensors) {
   collectives::SizesDigest sizes;
   for (const at::Tensor& tensor : tensors)
     sizes.add(tensor.nbytes());
-  call.parts = sizes.value();
+  call.sizes_digest = sizes.value();
   return call;
 }
 
 void allReducePack(OpContext& context, const Tensors& tensors, const TensorReduction& how) {
   const auto reduce = [&](const at::Tensor& memory) {
     const ContiguousTensor flat = how.memoryOf(memory, ContiguousTensor::Use::kReadWrite);
-    context.check(context->allReduce(packed(callOn(context, memory, how), tensors), flat.bytes()));
+    context.check(context.collectives().allReduce(packed(nextCallOn(context, memory, how), tensors),
+                                                  flat.bytes()));
     flat.writeBack();
   };
   if (tensors.size() == 1) return reduce(tensors.front());
@@ -133,20 +135,22 @@ void allReducePack(OpContext& context, const Tensors& tensors, const TensorReduc
 
 Rows allGatherPack(OpContext& context, const Tensors& inputs) {
   const Rows in = Rows::of(inputs, 1);
-  Rows out(inputs, context->size(), 1);
-  context.check(context->allGather(packed(callOn(context, inputs.front()), inputs),
-                                   in.spans<ConstBytes>().front(), out.spans<Bytes>()));
+  Rows out(inputs, context.collectives().size(), 1);
+  context.check(context.collectives().allGather(packed(nextCallOn(context, inputs.front()), inputs),
+                                                in.spans<ConstBytes>().front(),
+                                                out.spans<Bytes>()));
   return out;
 }
 
 void reduceScatterPack(OpContext& context, const Tensors& outputs, const Tensors& inputs,
                        const TensorReduction& how) {
-  Rows in = Rows::of(inputs, context->size());
+  Rows in = Rows::of(inputs, context.collectives().size());
   const Rows out(outputs, 1, 1);
   const at::Tensor filled = in.matrix;
   in.matrix = how.memoryOf(filled, ContiguousTensor::Use::kRead).memory();
-  context.check(context->reduceScatter(packed(callOn(context, outputs.front(), how), outputs),
-                                       in.spans<ConstBytes>(), out.spans<Bytes>().front()));
+  context.check(context.collectives().reduceScatter(
+      packed(nextCallOn(context, outputs.front(), how), outputs), in.spans<ConstBytes>(),
+      out.spans<Bytes>().front()));
   out.copyTo(outputs);
 }
 

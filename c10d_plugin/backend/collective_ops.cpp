@@ -88,7 +88,8 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::Broadc
                 [tensor, root, here = rank_](OpContext& context) {
                   const ContiguousTensor flat(tensor, root == here ? ContiguousTensor::Use::kRead
                                                                    : ContiguousTensor::Use::kWrite);
-                  context.check(context->broadcast(callOn(context, tensor), flat.bytes(), root));
+                  context.check(context.collectives().broadcast(nextCallOn(context, tensor),
+                                                                flat.bytes(), root));
                   flat.writeBack();
                 });
 }
@@ -104,7 +105,8 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const c10d::Allred
   return submit(
       OpType::ALLREDUCE, kTitle, opts, tensors, tensors, [tensor, how](OpContext& context) {
         const ContiguousTensor flat = how.memoryOf(tensor, ContiguousTensor::Use::kReadWrite);
-        context.check(context->allReduce(callOn(context, tensor, how), flat.bytes()));
+        context.check(
+            context.collectives().allReduce(nextCallOn(context, tensor, how), flat.bytes()));
         flat.writeBack();
       });
 }
@@ -132,7 +134,8 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
                   const ContiguousTensor flat =
                       how.memoryOf(tensor, root == here ? ContiguousTensor::Use::kReadWrite
                                                         : ContiguousTensor::Use::kRead);
-                  context.check(context->reduce(callOn(context, tensor, how), flat.bytes(), root));
+                  context.check(context.collectives().reduce(nextCallOn(context, tensor, how),
+                                                             flat.bytes(), root));
                   flat.writeBack();
                 });
 }
@@ -146,15 +149,16 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
   checkAlike(input, output, kTitle);
   checkWritable(output, kTitle);
   checkOwnShare(input, output[static_cast<std::size_t>(rank_)], rank_, kTitle);
-  return submit(
-      OpType::ALLGATHER, kTitle, opts, inputs, outputs, [input, output](OpContext& context) {
-        const std::vector<ContiguousTensor> out = flattenOutputs(output);
-        const ContiguousTensor in =
-            apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
-                  out[static_cast<std::size_t>(context->rank())].bytes());
-        context.check(context->allGather(callOn(context, input), in.bytes(), spansOf<Bytes>(out)));
-        writeBack(out);
-      });
+  return submit(OpType::ALLGATHER, kTitle, opts, inputs, outputs,
+                [input, output](OpContext& context) {
+                  const std::vector<ContiguousTensor> out = flattenOutputs(output);
+                  const ContiguousTensor in =
+                      apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
+                            out[static_cast<std::size_t>(context.collectives().rank())].bytes());
+                  context.check(context.collectives().allGather(nextCallOn(context, input),
+                                                                in.bytes(), spansOf<Bytes>(out)));
+                  writeBack(out);
+                });
 }
 
 WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -169,8 +173,9 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
                   const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
                   const ContiguousTensor in =
                       apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
-                            places[static_cast<std::size_t>(context->rank())]);
-                  context.check(context->allGather(callOn(context, input), in.bytes(), places));
+                            places[static_cast<std::size_t>(context.collectives().rank())]);
+                  context.check(context.collectives().allGather(nextCallOn(context, input),
+                                                                in.bytes(), places));
                   out.writeBack();
                 });
 }
@@ -191,8 +196,8 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
         const ContiguousTensor in =
             apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
                   out.empty() ? ByteRange() : out[static_cast<std::size_t>(root)].bytes());
-        context.check(
-            context->gather(callOn(context, input), in.bytes(), spansOf<Bytes>(out), root));
+        context.check(context.collectives().gather(nextCallOn(context, input), in.bytes(),
+                                                   spansOf<Bytes>(out), root));
         writeBack(out);
       });
 }
@@ -212,8 +217,8 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const std::vector<ContiguousTensor> in =
                       flattenInputs(input, {}, occupied(out), root, out.bytes());
-                  context.check(context->scatter(callOn(context, output), spansOf<ConstBytes>(in),
-                                                 out.bytes(), root));
+                  context.check(context.collectives().scatter(
+                      nextCallOn(context, output), spansOf<ConstBytes>(in), out.bytes(), root));
                   out.writeBack();
                 });
 }
@@ -231,10 +236,10 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
   return submit(OpType::REDUCE_SCATTER, kTitle, opts, input, outputs,
                 [input, output, how](OpContext& context) {
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-                  const std::vector<ContiguousTensor> in =
-                      flattenInputs(input, how, occupied(out), context->rank(), out.bytes());
-                  context.check(context->reduceScatter(callOn(context, output, how),
-                                                       spansOf<ConstBytes>(in), out.bytes()));
+                  const std::vector<ContiguousTensor> in = flattenInputs(
+                      input, how, occupied(out), context.collectives().rank(), out.bytes());
+                  context.check(context.collectives().reduceScatter(
+                      nextCallOn(context, output, how), spansOf<ConstBytes>(in), out.bytes()));
                   out.writeBack();
                 });
 }
@@ -251,11 +256,11 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
       [input, output, how, size = static_cast<std::size_t>(size_)](OpContext& context) {
         const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
         ContiguousTensor in = how.memoryOf(input, ContiguousTensor::Use::kRead);
-        const auto own = static_cast<std::size_t>(context->rank());
+        const auto own = static_cast<std::size_t>(context.collectives().rank());
         if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
           in = apart(std::move(in), occupied(out));
-        context.check(context->reduceScatter(callOn(context, output, how),
-                                             parts<ConstBytes>(in.bytes(), size), out.bytes()));
+        context.check(context.collectives().reduceScatter(
+            nextCallOn(context, output, how), parts<ConstBytes>(in.bytes(), size), out.bytes()));
         out.writeBack();
       });
 }
@@ -279,9 +284,9 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
                   const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
                   const ContiguousTensor in =
                       apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out));
-                  context.check(context->allToAll(callOn(context, input),
-                                                  splits<ConstBytes>(in, input_splits, size),
-                                                  splits<Bytes>(out, output_splits, size)));
+                  context.check(context.collectives().allToAll(
+                      nextCallOn(context, input), splits<ConstBytes>(in, input_splits, size),
+                      splits<Bytes>(out, output_splits, size)));
                   out.writeBack();
                 });
 }
@@ -297,15 +302,16 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   checkWritable(outputs, kTitle);
   const auto own = static_cast<std::size_t>(rank_);
   checkOwnShare(inputs[own], outputs[own], rank_, kTitle);
-  return submit(OpType::ALLTOALL, kTitle, opts, inputs, outputs,
-                [input = inputs, output = outputs, own](OpContext& context) {
-                  const std::vector<ContiguousTensor> out = flattenOutputs(output);
-                  const std::vector<ContiguousTensor> in =
-                      flattenInputs(input, {}, occupied(out), context->rank(), out[own].bytes());
-                  context.check(context->allToAll(callOn(context, input.front()),
-                                                  spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
-                  writeBack(out);
-                });
+  return submit(
+      OpType::ALLTOALL, kTitle, opts, inputs, outputs,
+      [input = inputs, output = outputs, own](OpContext& context) {
+        const std::vector<ContiguousTensor> out = flattenOutputs(output);
+        const std::vector<ContiguousTensor> in =
+            flattenInputs(input, {}, occupied(out), context.collectives().rank(), out[own].bytes());
+        context.check(context.collectives().allToAll(nextCallOn(context, input.front()),
+                                                     spansOf<ConstBytes>(in), spansOf<Bytes>(out)));
+        writeBack(out);
+      });
 }
 
 WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
@@ -315,14 +321,14 @@ WeftBackend::WorkPtr WeftBackend::barrier(const c10d::BarrierOptions& opts) {
   const auto device = getBoundDeviceId() ? getBoundDeviceId()->type() : c10::DeviceType::CUDA;
   if (!opts.device_ids.empty() && (comm_->delegates().made(device) || at::hasCUDA())) {
     const auto index = static_cast<c10::DeviceIndex>(opts.device_ids.front());
-    return comm_->delegates().of(c10::Device(device, index)).barrier(opts);
+    return comm_->delegates().of(c10::Device(device, index))->barrier(opts);
   }
   return comm_->engine().submit(
       {kTitle, timeoutOr(opts.timeout), opts.asyncOp, this},
       [&] {
         return OpInfo{OpType::BARRIER, kTitle, std::nullopt, {}};
       },
-      [](OpContext& context) { context.check(context->barrier(context.call())); });
+      [](OpContext& context) { context.check(context.collectives().barrier(context.nextCall())); });
 }
 
 }  // namespace weft::process_group

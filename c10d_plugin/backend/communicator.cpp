@@ -10,8 +10,8 @@
 #include "c10d_plugin/backend/store_key_value.h"
 #include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/engine/call_text.h"
 #include "c10d_plugin/engine/engine.h"
+#include "c10d_plugin/engine/op_error.h"
 #include "c10d_plugin/net/hosts/make_collectives.h"
 #include "c10d_plugin/net/mailbox/endpoint_mailbox.h"
 #include "c10d_plugin/p2p/point_to_point.h"
@@ -98,16 +98,16 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
   StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store));
   const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, deadline);
   const std::string title = titleOf(group);
-  if (!epoch.ok()) raise(title.c_str(), epoch.error());
+  if (!epoch.ok()) throwAsTorch(title.c_str(), epoch.error());
   // Another group of these ranks in the same part of torch's Store has another epoch.
   DelegateSpec own = group;
   own.store = c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", group.store);
   auto key_value = std::make_unique<StoreKeyValue>(own.store);
   auto joined = openMailbox(group, interface, *key_value, deadline);
-  if (!joined.ok()) raise(title.c_str(), joined.error());
+  if (!joined.ok()) throwAsTorch(title.c_str(), joined.error());
   const std::shared_ptr<collectives::EndpointMailbox> mailbox = std::move(joined).value();
   auto made = collectives::makeCollectives(mailbox, *key_value, deadline);
-  if (!made.ok()) raise(title.c_str(), made.error());
+  if (!made.ok()) throwAsTorch(title.c_str(), made.error());
   path_ = made.value().path;
   if (transport::logEnabled(transport::LogLevel::kDebug)) {
     transport::log(transport::LogLevel::kDebug,

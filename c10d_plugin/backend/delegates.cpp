@@ -6,20 +6,12 @@
 
 namespace weft::process_group {
 
-c10d::Backend& Delegates::of(c10::Device device, bool coalescing) {
+const c10::intrusive_ptr<c10d::Backend>& Delegates::of(c10::Device device) {
   Slot& slot = slots_.at(static_cast<std::size_t>(device.type()));
   TORCH_CHECK(!ended_.load(), "weft: the process group has ended, and takes no tensors on ",
               c10::DeviceTypeName(device.type(), true), " any more");
   std::call_once(slot.once, [&] { make(device, slot); });
-  if (coalescing) {
-    bool first = false;
-    {
-      const std::lock_guard lock(mutex_);
-      first = !std::exchange(slot.coalescing, true);
-    }
-    if (first) slot.owner->startCoalescing();
-  }
-  return *slot.owner;
+  return slot.owner;
 }
 
 void Delegates::make(c10::Device device, Slot& slot) {
@@ -71,21 +63,6 @@ void Delegates::setTimeout(std::chrono::milliseconds timeout) {
     spec_.timeout = timeout;
   }
   each([&](c10d::Backend& backend) { backend.setTimeout(timeout); });
-}
-
-std::vector<Delegates::WorkPtr> Delegates::endCoalescing() {
-  std::vector<c10d::Backend*> took_part;
-  {
-    const std::lock_guard lock(mutex_);
-    for (Slot& slot : slots_) {
-      if (std::exchange(slot.coalescing, false)) took_part.push_back(slot.owner.get());
-    }
-  }
-  std::vector<WorkPtr> works;
-  for (c10d::Backend* backend : took_part) {
-    if (auto work = backend->endCoalescing()) works.push_back(std::move(work));
-  }
-  return works;
 }
 
 std::uint64_t Delegates::sequenceNumbers() const {

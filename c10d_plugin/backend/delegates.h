@@ -41,15 +41,12 @@ using MakeDelegate = std::function<c10::intrusive_ptr<c10d::Backend>(const Deleg
 
 class Delegates {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
   // `make` may be empty: then only the CPU is served. `spec` lacks its device.
   Delegates(MakeDelegate make, DelegateSpec spec)
       : make_(std::move(make)), spec_(std::move(spec)) {}
 
-  // Throws c10::Error when there is none for that device, or the group has ended. `coalescing`: the
-  // delegate coalesces its operations until endCoalescing().
-  c10d::Backend& of(c10::Device device, bool coalescing = false);
+  // Throws c10::Error when there is none for that device, or the group has ended.
+  const c10::intrusive_ptr<c10d::Backend>& of(c10::Device device);
   bool any() const {
     bool found = false;
     each([&](c10d::Backend&) { found = true; });
@@ -60,9 +57,6 @@ class Delegates {
   // For the delegates that exist, and those made later.
   void describe(const std::string& uid, const std::string& description);
   void setTimeout(std::chrono::milliseconds timeout);
-
-  // The Work of each delegate that coalesced.
-  std::vector<WorkPtr> endCoalescing();
 
   std::uint64_t sequenceNumbers() const;  // of all together
   void setSequenceNumbers();
@@ -75,7 +69,6 @@ class Delegates {
     std::once_flag once;
     c10::intrusive_ptr<c10d::Backend> owner;  // written once, before `backend`
     std::atomic<c10d::Backend*> backend{nullptr};
-    bool coalescing = false;  // guarded by mutex_
   };
 
   void make(c10::Device device, Slot& slot);

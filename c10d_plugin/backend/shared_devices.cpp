@@ -9,7 +9,7 @@
 #include "c10d_plugin/backend/backend.h"
 #include "c10d_plugin/backend/store_key_value.h"
 #include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/engine/call_text.h"
+#include "c10d_plugin/engine/op_error.h"
 #include "c10d_plugin/store/all_gather.h"
 #include "c10d_plugin/store/epoch.h"
 #include "c10d_plugin/store/record.h"
@@ -34,12 +34,12 @@ std::vector<Seat> exchangeSeats(const DelegateSpec& spec, const Seat& own) {
   const auto deadline = transport::deadlineAfter(spec.timeout);
   StoreKeyValue store(spec.store);
   const auto epoch = collectives::agreeOnEpoch(store, spec.rank, spec.size, deadline);
-  if (!epoch.ok()) raise(kTitle, epoch.error());
+  if (!epoch.ok()) throwAsTorch(kTitle, epoch.error());
   const auto said = collectives::storeAllGather(
       store, epoch.value() + "/device",
       collectives::Record().set("host", own.host).set("address", own.address).toText(), spec.rank,
       collectives::allRanks(spec.size), deadline);
-  if (!said.ok()) raise(kTitle, said.error());
+  if (!said.ok()) throwAsTorch(kTitle, said.error());
   std::vector<Seat> seats;
   for (const std::string& text : said.value()) {
     const auto record = collectives::Record::fromText(text);

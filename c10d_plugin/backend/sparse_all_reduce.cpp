@@ -33,19 +33,20 @@ using Numbers = std::vector<std::int64_t>;
 
 // Of one of the gathers that a sparse all_reduce is made of, which meets no other all_gather.
 collectives::Call partOfSum(OpContext& context, Element element) {
-  collectives::Call call = context.call(element);
-  call.parts = ~std::uint32_t{0};
+  collectives::Call call = context.nextCall(element);
+  call.sizes_digest = ~std::uint32_t{0};
   return call;
 }
 
 // Each rank's numbers, of which all have equally many.
 std::vector<Numbers> gatherNumbers(OpContext& context, const Numbers& own) {
-  std::vector<Numbers> all(static_cast<std::size_t>(context->size()), Numbers(own.size()));
+  std::vector<Numbers> all(static_cast<std::size_t>(context.collectives().size()),
+                           Numbers(own.size()));
   std::vector<Bytes> out;
   for (Numbers& numbers : all)
     out.push_back(std::as_writable_bytes(std::span(numbers)));
-  context.check(
-      context->allGather(partOfSum(context, Element::kInt64), std::as_bytes(std::span(own)), out));
+  context.check(context.collectives().allGather(partOfSum(context, Element::kInt64),
+                                                std::as_bytes(std::span(own)), out));
   return all;
 }
 
@@ -88,9 +89,9 @@ at::Tensor gatherRows(OpContext& context, const at::Tensor& part,
         ContiguousTensor(all.narrow(0, at, count), ContiguousTensor::Use::kWrite).bytes());
     at += count;
   }
-  context.check(context->allGather(partOfSum(context, elementOf(part.scalar_type())),
-                                   ContiguousTensor(part, ContiguousTensor::Use::kRead).bytes(),
-                                   out));
+  context.check(context.collectives().allGather(
+      partOfSum(context, elementOf(part.scalar_type())),
+      ContiguousTensor(part, ContiguousTensor::Use::kRead).bytes(), out));
   return all;
 }
 

@@ -10,18 +10,19 @@
 namespace weft::process_group {
 
 // The Call of the next operation if it only moves this tensor's elements.
-inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor) {
+inline collectives::Call nextCallOn(OpContext& context, const at::Tensor& tensor) {
   static_assert(static_cast<int>(c10::ScalarType::NumOptions) <= 128, "Call::variant has 7 bits");
   const c10::ScalarType type = tensor.scalar_type();
   const collectives::Element element = elementOf(type);
   const bool moved = element == collectives::Element::kBytes;
-  return context.call(element, collectives::Reduction::kSum,
-                      moved ? static_cast<std::uint8_t>(type) : 0);
+  return context.nextCall(element, collectives::Reduction::kSum,
+                          moved ? static_cast<std::uint8_t>(type) : 0);
 }
 // The Call of the next operation if it reduces them.
-inline collectives::Call callOn(const OpContext& context, const at::Tensor& tensor,
-                                const TensorReduction& how) {
-  return context.call(elementOf(tensor.scalar_type()), how.reduction, how.factor.defined() ? 1 : 0);
+inline collectives::Call nextCallOn(OpContext& context, const at::Tensor& tensor,
+                                    const TensorReduction& how) {
+  return context.nextCall(elementOf(tensor.scalar_type()), how.reduction,
+                          how.factor.defined() ? 1 : 0);
 }
 
 inline std::vector<at::Tensor> asList(const at::Tensor& tensor) { return {tensor}; }

@@ -10,9 +10,10 @@
 //
 // Threads: one operation at a time; the caller orders them. abort() may come from any thread.
 // Failure: an Error (never an exception, never a hang): kTimeout past the deadline, naming the
-// ranks that did not come; kPeerLost when one died, naming it, within a second; kShutdown after
-// abort(). After any of these three the group's ranks may disagree about what was done: every later
-// operation fails at once with the same reason.
+// ranks that did not come; kPeerLost when one died or left, naming it, within a second; kShutdown
+// after abort(); kInterrupted by Ctrl-C. After these the group's ranks may disagree about what was
+// done: every later operation fails at once with the same reason. kInvalidArgument: the ranks
+// called different operations; outlivesDifferentCalls() says whether the group goes on.
 #pragma once
 
 #include <algorithm>
@@ -96,7 +97,7 @@ struct Call {
   std::uint8_t variant = 0;
   // Which sizes the data are made of, where several tensors travel as one (SizesDigest); 0: one
   // tensor. For operations without a root.
-  std::uint32_t parts = 0;
+  std::uint32_t sizes_digest = 0;
   // Counts the operations of some of the ranks that do not take part in all of the group's. Those
   // who meet in one compare its `sequence`.
   std::optional<std::uint64_t> turn = std::nullopt;
@@ -134,6 +135,10 @@ class Collectives {
   // Fails the running operation, here and on the ranks that wait for this one, and all later ones.
   // Any thread; returns at once. The first reason stays.
   virtual void abort(Error reason) = 0;
+
+  // No operation follows on this rank: the others' waits for it end with kPeerLost. Any thread; may
+  // be called again. Nothing where the end of the mailbox says so.
+  virtual void leave() noexcept {}
 
   // Whether the group goes on after ranks have called different operations; else every later
   // operation fails with the same error.

@@ -48,7 +48,7 @@ Label OpFingerprint::label() const {
       (static_cast<std::uint64_t>(element) << 8U) |
       (static_cast<std::uint64_t>(reduces(operation) ? reduction : Reduction()) << 16U) |
       (static_cast<std::uint64_t>(variant & 0x7FU) << kVariantShift) |
-      (static_cast<std::uint64_t>(root) << 32U);
+      (static_cast<std::uint64_t>(root_or_sizes) << 32U);
   return {{what, sequence, bytes}};
 }
 
@@ -72,7 +72,7 @@ std::string OpFingerprint::describe() const {
       text += " of type number " + std::to_string(variant);
     if (reduces(operation)) text += std::string(" by ") + toString(reduction);
     if (reduces(operation) && variant != 0) text += " of premultiplied values";
-    if (hasRoot(operation)) text += ", root " + std::to_string(root);
+    if (hasRoot(operation)) text += ", root " + std::to_string(root_or_sizes);
   }
   constexpr std::uint64_t kNumber = (std::uint64_t{1} << kSequenceBits) - 1;
   return text + " (operation " + std::to_string(sequence & kNumber) + ")";
@@ -84,7 +84,7 @@ bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {
   if (operation == Operation::kBarrier) return true;
   if (element != other.element || variant != other.variant) return false;
   if (reduces(operation) && reduction != other.reduction) return false;
-  if (root != other.root) return false;
+  if (root_or_sizes != other.root_or_sizes) return false;
   return hasUnevenParts(operation) || bytes == other.bytes;
 }
 

@@ -41,6 +41,7 @@ class SizesDigest {
  public:
   void add(std::uint64_t size) noexcept { state_ = (state_ ^ size) * 0x9E3779B97F4A7C15U; }
   std::uint32_t value() const noexcept { return static_cast<std::uint32_t>(state_ >> 32U); }
+  bool operator==(const SizesDigest&) const = default;
 
  private:
   std::uint64_t state_ = 1;
@@ -53,8 +54,8 @@ struct OpFingerprint {
   Operation operation = Operation::kBarrier;
   Element element = Element::kBytes;
   Reduction reduction = Reduction::kSum;
-  std::uint8_t variant = 0;  // Call's
-  std::int32_t root = 0;     // without a root: a digest of the sizes of the parts (Call::parts)
+  std::uint8_t variant = 0;        // Call's
+  std::int32_t root_or_sizes = 0;  // without a root: a digest of the sizes (Call::sizes_digest)
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;  // of the rank's own part
 
@@ -62,12 +63,11 @@ struct OpFingerprint {
   static OpFingerprint of(const Label& label);
   static OpFingerprint of(Operation operation, const Call& call, std::uint64_t bytes,
                           int root = 0) {
-    const auto parts = static_cast<std::int32_t>(call.parts);
     return {operation,
             call.element,
             call.reduction,
             call.variant,
-            hasRoot(operation) ? root : parts,
+            hasRoot(operation) ? root : static_cast<std::int32_t>(call.sizes_digest),
             call.sequence,
             bytes};
   }

@@ -7,7 +7,8 @@
 #include <string>
 
 #include "c10d_plugin/core/group_text.h"
-#include "c10d_plugin/engine/mismatch.h"
+#include "c10d_plugin/engine/op_error.h"
+#include "c10d_plugin/store/exchange_calls.h"
 #include "transport/base/interruption.h"
 
 namespace weft::process_group {
@@ -18,7 +19,7 @@ using transport::ErrorCode;
 class Engine::QueuedOp final : public OpQueue::Task {
  public:
   QueuedOp(std::shared_ptr<Engine> engine, const OpParams& params,
-           c10::intrusive_ptr<WeftWork> work, Run run, RecordedOp recorded)
+           c10::intrusive_ptr<WeftWork> work, Run run, TrackedOp recorded)
       : engine_(std::move(engine)),
         params_(params),
         work_(std::move(work)),
@@ -59,7 +60,7 @@ class Engine::QueuedOp final : public OpQueue::Task {
   OpParams params_;
   c10::intrusive_ptr<WeftWork> work_;
   Run run_;
-  RecordedOp recorded_;
+  TrackedOp recorded_;
   bool has_callbacks_ = false;
 };
 
@@ -90,19 +91,20 @@ void Engine::onFailure(const OpContext& context, const char* why) {
 void Engine::explain(const c10::Error& error, const std::optional<OpRecord>& own) {
   const int size = collectives_->size();
   if (!own || size == 1) throw;
-  const std::string all =
-      exchangeCalls(store_, rank(), size, {own->collective_sequence, argumentsText(*own)},
-                    !collectives_->outlivesDifferentCalls());
+  const std::string all = collectives::exchangeCalls(
+      store_, rank(), size, {own->collective_sequence, argumentsText(*own)},
+      !collectives_->outlivesDifferentCalls());
   transport::raiseInterrupt();  // if Ctrl-C came while it waited for the others
   TORCH_CHECK(false, error.what_without_backtrace(), "; in ",
               collectives::groupText(own->group_name), ", ", all);
 }
 
-Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded) {
+Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, TrackedOp recorded) {
   auto work = c10::make_intrusive<WeftWork>(rank(), std::move(info));
   const bool taken = queue_.push(std::make_unique<QueuedOp>(shared_from_this(), params, work,
                                                             std::move(run), std::move(recorded)));
-  if (!taken) raise(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
+  if (!taken)
+    throwAsTorch(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
   if (batches_.add(work) || params.async) return work;
   work->wait();
   return nullptr;
@@ -137,6 +139,7 @@ void Engine::close(std::chrono::milliseconds limit) {
                              std::chrono::duration_cast<std::chrono::milliseconds>(
                                  end - std::chrono::steady_clock::now()));
   queue_.waitForThreads(left);
+  collectives_->leave();
 }
 
 }  // namespace weft::process_group

@@ -51,7 +51,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     checkThread(params.title);
     const std::uint64_t sequence = recorder_.countCall();
     const bool records = OpRecorder::get().on();
-    RecordedOp recorded;
+    TrackedOp recorded;
     if (records) recorded = recorder_.record(params, describe(), sequence);
     if (!params.async && !batches_.isOpen() && !profiled() && queue_.tryEnter()) {
       const Leave leave{queue_};
@@ -63,7 +63,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
       return nullptr;
     }
     OpInfo info = describe();
-    if (!records) recorded = recorder_.unrecorded(params, info, sequence);
+    if (!records) recorded = recorder_.forErrorOnly(params, info, sequence);
     return enqueue(params, std::move(info), std::forward<RunIt>(run), std::move(recorded));
   }
 
@@ -107,7 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     return {*collectives_, transport::deadlineAfter(params.timeout), sequence_, params.title,
             failed_};
   }
-  WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, RecordedOp recorded);
+  WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, TrackedOp recorded);
   // Runs an operation. If the ranks called different operations, its error says from which lines;
   // only then `own` is called, for an optional OpRecord of this rank's call.
   template <typename RunIt, typename Own>

@@ -32,19 +32,19 @@ OpRecord GroupRecorder::makeRecord(const OpParams& params, const OpInfo& info,
   return made;
 }
 
-RecordedOp GroupRecorder::record(const OpParams& params, const OpInfo& info,
-                                 std::uint64_t sequence) const {
-  return RecordedOp(OpRecorder::get().add(makeRecord(params, info, sequence)));
+TrackedOp GroupRecorder::record(const OpParams& params, const OpInfo& info,
+                                std::uint64_t sequence) const {
+  return TrackedOp(OpRecorder::get().add(makeRecord(params, info, sequence)));
 }
 
-RecordedOp GroupRecorder::unrecorded(const OpParams& params, const OpInfo& info,
-                                     std::uint64_t sequence) const {
+TrackedOp GroupRecorder::forErrorOnly(const OpParams& params, const OpInfo& info,
+                                      std::uint64_t sequence) const {
   OpRecord made = makeRecord(params, info, sequence);
   made.traceback = OpRecorder::get().stack();
-  return RecordedOp(std::move(made));
+  return TrackedOp(std::move(made));
 }
 
-OpRecord GroupRecorder::ownCall(const RecordedOp& recorded, const OpParams& params,
+OpRecord GroupRecorder::ownCall(const TrackedOp& recorded, const OpParams& params,
                                 const OpInfo& info, std::uint64_t sequence) const {
   if (auto made = recorded.record()) return *std::move(made);
   OpRecord made = makeRecord(params, info, sequence);
@@ -53,8 +53,8 @@ OpRecord GroupRecorder::ownCall(const RecordedOp& recorded, const OpParams& para
   return made;
 }
 
-RecordedOp GroupRecorder::recordMessage(const OpParams& params, c10d::OpType type,
-                                        const at::Tensor& tensor, int peer, int tag) {
+TrackedOp GroupRecorder::recordMessage(const OpParams& params, c10d::OpType type,
+                                       const at::Tensor& tensor, int peer, int tag) {
   messages_.fetch_add(1, std::memory_order_relaxed);
   const bool sends = type == c10d::OpType::SEND;
   OpRecord made = makeRecord(params,
@@ -65,8 +65,8 @@ RecordedOp GroupRecorder::recordMessage(const OpParams& params, c10d::OpType typ
                              calls());
   made.peer = peer;
   made.tag = tag;
-  if (!OpRecorder::get().on()) return RecordedOp(std::move(made));
-  RecordedOp recorded(OpRecorder::get().add(std::move(made)));
+  if (!OpRecorder::get().on()) return TrackedOp(std::move(made));
+  TrackedOp recorded(OpRecorder::get().add(std::move(made)));
   recorded.start();
   return recorded;
 }

@@ -24,14 +24,14 @@ class GroupRecorder {
   std::uint64_t countCall() { return calls_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
   // In the process's record.
-  RecordedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
+  TrackedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
   // For its error only.
-  RecordedOp unrecorded(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
+  TrackedOp forErrorOnly(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
   // Counts one more message; it is in the record where that is on. `peer`: the other rank; -1: any.
-  RecordedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor,
-                           int peer, int tag);
+  TrackedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor,
+                          int peer, int tag);
   // What the calling thread has called; `recorded` knows it where it was recorded.
-  OpRecord ownCall(const RecordedOp& recorded, const OpParams& params, const OpInfo& info,
+  OpRecord ownCall(const TrackedOp& recorded, const OpParams& params, const OpInfo& info,
                    std::uint64_t sequence) const;
 
  private:

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/engine/call_text.h"
+#include "c10d_plugin/engine/op_error.h"
 
 namespace weft::process_group {
 
@@ -25,11 +25,11 @@ class OpContext {
         failed_(failed),
         had_failed_(failed.load(std::memory_order_relaxed)) {}
 
-  collectives::Collectives* operator->() const { return &collectives_; }
+  collectives::Collectives& collectives() const { return collectives_; }
   // A new one for each operation of the Collectives.
-  collectives::Call call(collectives::Element element = collectives::Element::kBytes,
-                         collectives::Reduction reduction = collectives::Reduction::kSum,
-                         std::uint8_t variant = 0) const {
+  collectives::Call nextCall(collectives::Element element = collectives::Element::kBytes,
+                             collectives::Reduction reduction = collectives::Reduction::kSum,
+                             std::uint8_t variant = 0) {
     return {.deadline = deadline_,
             .sequence = sequence_++,
             .element = element,
@@ -47,7 +47,7 @@ class OpContext {
     const bool differed = error.code() == transport::ErrorCode::kInvalidArgument;
     progress_ = differed ? Progress::kDiffered : Progress::kFailed;
     if (!differed || !collectives_.outlivesDifferentCalls()) failed_.store(true);
-    raise(title_, error);
+    throwAsTorch(title_, error);
   }
   // An operation is one of the Collectives', or, between these two, a series of them.
   void beginSeries() noexcept { progress_ = Progress::kInSeries; }

@@ -134,8 +134,9 @@ void OpQueue::close() {
 }
 
 bool OpQueue::waitForThreads(std::chrono::milliseconds limit) {
+  const std::size_t own = t_finishing == state_.get() ? 1 : 0;
   std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_for(lock, limit, [&] { return state_->threads == 0; });
+  return state_->changed.wait_for(lock, limit, [&] { return state_->threads <= own; });
 }
 
 void OpQueue::work(const std::shared_ptr<State>& state) {

@@ -49,7 +49,8 @@ class WEFT_API OpQueue {
 
   // Refuses new tasks; waiting ones still run. Then the threads end.
   void close();
-  // Waits until no thread touches anything but the queue's own state. Not from a task.
+  // Waits until no other thread touches anything but the queue's own state. Not from a task's
+  // run().
   bool waitForThreads(std::chrono::milliseconds limit);
 
  private:

@@ -108,19 +108,19 @@ std::vector<GroupRecord> OpRecorder::groups() const {
   return groups_;
 }
 
-RecordedOp::~RecordedOp() {
+TrackedOp::~TrackedOp() {
   if (id_) end(std::uncaught_exceptions() > exceptions_);
 }
 
-void RecordedOp::start() noexcept {
+void TrackedOp::start() noexcept {
   if (id_) OpRecorder::get().started(*id_);
 }
 
-void RecordedOp::end(bool failed) noexcept {
+void TrackedOp::end(bool failed) noexcept {
   if (const auto id = std::exchange(id_, std::nullopt)) OpRecorder::get().ended(*id, failed);
 }
 
-std::optional<OpRecord> RecordedOp::record() const {
+std::optional<OpRecord> TrackedOp::record() const {
   if (id_) return OpRecorder::get().entry(*id_);
   return own_ ? std::optional(*own_) : std::nullopt;
 }

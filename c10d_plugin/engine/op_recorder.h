@@ -100,22 +100,22 @@ class WEFT_API OpRecorder {
 
 // Records one operation while it runs; does nothing if the operation is not recorded. The
 // destructor records the end if nothing else has: a failure if an exception is the reason.
-class WEFT_API RecordedOp {
+class WEFT_API TrackedOp {
  public:
-  RecordedOp() = default;
-  explicit RecordedOp(std::uint64_t id) : id_(id) {}
+  TrackedOp() = default;
+  explicit TrackedOp(std::uint64_t id) : id_(id) {}
   // Not recorded; an error's text needs to know what it was.
-  explicit RecordedOp(OpRecord own) : own_(std::make_unique<OpRecord>(std::move(own))) {}
-  RecordedOp(RecordedOp&& other) noexcept
+  explicit TrackedOp(OpRecord own) : own_(std::make_unique<OpRecord>(std::move(own))) {}
+  TrackedOp(TrackedOp&& other) noexcept
       : id_(std::exchange(other.id_, std::nullopt)),
         own_(std::move(other.own_)),
         exceptions_(other.exceptions_) {}
-  RecordedOp& operator=(RecordedOp&& other) noexcept {
+  TrackedOp& operator=(TrackedOp&& other) noexcept {
     std::swap(id_, other.id_);
     std::swap(own_, other.own_);
     return *this;
   }
-  ~RecordedOp();
+  ~TrackedOp();
 
   void start() noexcept;
   void end(bool failed) noexcept;

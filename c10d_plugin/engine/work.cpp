@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "c10d_plugin/engine/call_text.h"
+#include "c10d_plugin/engine/op_error.h"
 #include "transport/base/deadline.h"
 #include "transport/base/spin.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/engine/call_text.h"
+#include "c10d_plugin/engine/op_error.h"
 #include "c10d_plugin/p2p/callback_threads.h"
 #include "transport/base/interruption.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 std::exception_ptr asException(const char* title, const Error& error) {
   try {
-    raise(title, error);
+    throwAsTorch(title, error);
   } catch (...) {
     return std::current_exception();
   }
@@ -31,7 +31,7 @@ std::exception_ptr asException(const char* title, const Error& error) {
 
 MessageWork::MessageWork(OpInfo info, std::string what, milliseconds timeout,
                          std::shared_ptr<Mailbox> mailbox, std::shared_ptr<WaitingMessages> waiting,
-                         RecordedOp recorded, int peer)
+                         TrackedOp recorded, int peer)
     : WeftWork(mailbox->rank(), std::move(info)),
       what_(std::move(what)),
       sends_(retrieveOpType() == c10d::OpType::SEND),

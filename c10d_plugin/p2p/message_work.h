@@ -24,7 +24,7 @@ class MessageWork final : public WeftWork {
   // the connection.
   MessageWork(OpInfo info, std::string what, std::chrono::milliseconds timeout,
               std::shared_ptr<collectives::Mailbox> mailbox,
-              std::shared_ptr<WaitingMessages> waiting, RecordedOp recorded, int peer);
+              std::shared_ptr<WaitingMessages> waiting, TrackedOp recorded, int peer);
 
   bool wait(std::chrono::milliseconds asked) override;
   void abort() override;
@@ -46,7 +46,7 @@ class MessageWork final : public WeftWork {
   const std::chrono::steady_clock::time_point deadline_;
   const std::shared_ptr<collectives::Mailbox> mailbox_;
   const std::shared_ptr<WaitingMessages> waiting_;
-  RecordedOp recorded_;
+  TrackedOp recorded_;
   const int peer_;
   std::atomic<collectives::Mailbox::Ticket> ticket_{0};
   std::atomic<bool> ended_{false};

@@ -62,7 +62,7 @@ transport::OwnedBuffer bufferOf(const ContiguousTensor& flat) {
 }  // namespace
 
 PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int tag,
-                                         milliseconds timeout, RecordedOp recorded) {
+                                         milliseconds timeout, TrackedOp recorded) {
   constexpr const char* kTitle = "weft:send";
   checkDense(tensor, kTitle);
   const ContiguousTensor flat(tensor, ContiguousTensor::Use::kRead);
@@ -78,7 +78,7 @@ PointToPoint::WorkPtr PointToPoint::send(const at::Tensor& tensor, int to, int t
 }
 
 PointToPoint::WorkPtr PointToPoint::receive(const at::Tensor& tensor, int from, int tag,
-                                            milliseconds timeout, RecordedOp recorded) {
+                                            milliseconds timeout, TrackedOp recorded) {
   const bool any = from == collectives::kAnyRank;
   const char* title = any ? "weft:recvAnySource" : "weft:recv";
   checkDense(tensor, title);

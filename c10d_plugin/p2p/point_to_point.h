@@ -25,10 +25,10 @@ class PointToPoint {
 
   // `timeout` runs from now; the Work's wait() throws it. `recorded` is told how it ends.
   WorkPtr send(const at::Tensor& tensor, int to, int tag, std::chrono::milliseconds timeout,
-               RecordedOp recorded);
+               TrackedOp recorded);
   // `from` may be collectives::kAnyRank.
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout,
-                  RecordedOp recorded);
+                  TrackedOp recorded);
 
   // As MonitoredBarrier::meet().
   void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {

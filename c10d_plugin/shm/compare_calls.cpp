@@ -12,7 +12,7 @@ namespace {
 std::string rankText(std::size_t rank) { return "rank " + std::to_string(rank); }
 
 bool sameCall(const CallRecord& a, const CallRecord& b) {
-  return a.op.agreesWith(b.op) && a.sizes_digest == b.sizes_digest;
+  return a.op.agreesWith(b.op) && a.sizes == b.sizes;
 }
 
 // Finds which sizes differ. A digest cannot say that, nor compare sizes that differ for each pair
@@ -60,8 +60,8 @@ class SizeTables {
     std::string text;
     for (int from = 0; from < ranks(); ++from) {
       for (int to = 0; to < ranks() && text.empty(); ++to) {
-        if (own_.operation == Operation::kGather && to != own_.root) continue;
-        if (own_.operation == Operation::kScatter && from != own_.root) continue;
+        if (own_.operation == Operation::kGather && to != own_.root_or_sizes) continue;
+        if (own_.operation == Operation::kScatter && from != own_.root_or_sizes) continue;
         text = ofPair(from, to);
       }
     }

@@ -15,7 +15,7 @@ Context::Context(std::shared_ptr<Segment> segment, int rank)
 Error Context::begin(const Call& call, Operation operation, std::size_t bytes, int root) {
   if (segment_->failed()) return segment_->failure();
   record_.op = OpFingerprint::of(operation, call, bytes, root);
-  record_.sizes_digest = 0;
+  record_.sizes = {};
   deadline_ = call.deadline;
   compared_ = false;
   parity_ = static_cast<unsigned>(steps_.number() & 1);

@@ -58,7 +58,7 @@ class Context {
     std::uint64_t* const sizes = segment_->sizes(rank_, parity_, table);
     for (std::size_t i = 0; i < static_cast<std::size_t>(size_); ++i) {
       sizes[i] = i < parts.size() ? parts[i].size() : 0;
-      if (equal_on_all) record_.sizes_digest = digest(record_.sizes_digest, sizes[i]);
+      if (equal_on_all) record_.sizes.add(sizes[i]);
     }
   }
   // In the step after the first meeting: a size that another rank has told.

@@ -62,8 +62,6 @@ Result<std::vector<std::unique_ptr<Collectives>>> ShmCollectives::inOneProcess(
 ShmCollectives::ShmCollectives(std::shared_ptr<Segment> segment, int rank)
     : context_(std::move(segment), rank) {}
 
-ShmCollectives::~ShmCollectives() { context_.segment().leave(rank()); }
-
 Error ShmCollectives::barrier(const Call& call) {
   if (Error error = context_.begin(call, Operation::kBarrier, 0)) return error;
   return context_.meet();

@@ -50,7 +50,7 @@ class ShmCollectives final : public Collectives {
   // Makes all ranks in this process; a thread of its own uses each.
   static Result<std::vector<std::unique_ptr<Collectives>>> inOneProcess(const ShmOptions& options,
                                                                         int size);
-  ~ShmCollectives() override;
+  ~ShmCollectives() override { ShmCollectives::leave(); }
 
   int rank() const noexcept override { return context_.rank(); }
   int size() const noexcept override { return context_.size(); }
@@ -66,6 +66,7 @@ class ShmCollectives final : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override;
+  void leave() noexcept override { context_.segment().leave(rank()); }
   bool outlivesDifferentCalls() const noexcept override { return true; }
   std::vector<int> awaited() const override { return context_.awaited(); }
   std::vector<double> waited() const override { return context_.waited(); }

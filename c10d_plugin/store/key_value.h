@@ -1,7 +1,8 @@
 // KeyValue: the few words that the processes of a group exchange before they can send each other
 // messages. A program has torch's c10d Store behind it, the tests have a folder.
 //
-// Each group has a name space of its own (Prefixed), so that keys never meet.
+// Each group has a name space of its own (torch's PrefixStore), and in it the ranks of each host
+// (Prefixed), so that keys never meet.
 //
 // Threads: one at a time. Failure: an Error, never an exception.
 #pragma once

@@ -42,7 +42,7 @@ float toTorch(double timeout) {
   return std::max(static_cast<float>(timeout), std::numeric_limits<float>::min());
 }
 
-std::string errorOf(const Future& failed) {
+std::string errorOf(const JitFuture& failed) {
   return rpc::withoutStack(failed.tryRetrieveErrorMessage());
 }
 
@@ -110,7 +110,7 @@ FuturePtr send(Call& call) {
   return send(call.worker, trpc::ScriptCall(name, toStack(call, 0)), call.timeout);
 }
 
-at::IValue valueOf(const Future& answered) {
+at::IValue valueOf(const JitFuture& answered) {
   return trpc::deserializeRespToIValue(*answered.constValue().toCustomClass<trpc::Message>());
 }
 
@@ -128,7 +128,7 @@ void checkFetchable(const trpc::RRef& rref) {
 // The caller's value from the answer to `call`. `wanted`: its arguments, which are gone, wanted
 // gradients.
 at::IValue resultOf(const Call& call, bool wanted, const c10::TypePtr& type,
-                    const Future& answered) {
+                    const JitFuture& answered) {
   if (answered.hasError()) fail(errorOf(answered), describe(call));
   at::IValue value = valueOf(answered);
   if (wanted) warnIfCut(value, call);
@@ -159,7 +159,7 @@ std::shared_ptr<trpc::RpcAgent> currentAgent() {
   return trpc::RpcAgent::getCurrentRpcAgent();
 }
 
-at::IValue waitFor(Future& future) try {
+at::IValue waitFor(JitFuture& future) try {
   thread_local transport::AdaptiveSpin spin;
   spin.until([&] { return future.completed(); });
   rpc::awaitInterruptibly(future);
@@ -183,8 +183,8 @@ FuturePtr callAsync(Call call, const c10::TypePtr& type) try {
   const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
   call.args.clear();
-  return answer->then([call = std::move(call), wanted,
-                       type](Future& answered) { return resultOf(call, wanted, type, answered); },
+  return answer->then([call = std::move(call), wanted, type](
+                          JitFuture& answered) { return resultOf(call, wanted, type, answered); },
                       type == nullptr ? c10::TypePtr(c10::AnyType::get()) : type);
 } catch (const c10::Error& error) {
   throwWithoutStack(error);
@@ -213,7 +213,7 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   const FuturePtr answer =
       send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
   return answer->then(
-      [](Future& answered) {
+      [](JitFuture& answered) {
         if (answered.hasError()) throw std::runtime_error(errorOf(answered));
         trpc::MessageType type = trpc::MessageType::UNKNOWN;
         const auto response =
@@ -255,7 +255,7 @@ FuturePtr callOperator(Call call, const c10::TypePtr& type) try {
   std::string what = call.name + " at worker '" + call.worker + "'";
   return send(call.worker, trpc::ScriptCall(found, std::move(stack)), call.timeout)
       ->then(
-          [what = std::move(what), type](Future& answered) {
+          [what = std::move(what), type](JitFuture& answered) {
             if (answered.hasError()) fail(errorOf(answered), what);
             at::IValue value = valueOf(answered);
             if (type != nullptr && !coerce(value, type)) failType(value, type, what);

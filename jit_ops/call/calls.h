@@ -85,6 +85,6 @@ WEFT_API std::vector<PublishedInfo> publishedBy(const std::string& worker,
 
 // Waits for the value. It polls first, because a short call's answer comes before a sleeping thread
 // would wake.
-WEFT_API at::IValue waitFor(Future& future);
+WEFT_API at::IValue waitFor(JitFuture& future);
 
 }  // namespace weft::ops

@@ -9,7 +9,7 @@
 #include <torch/library.h>
 
 #include "jit_ops/call/calls.h"
-#include "jit_ops/call/operators.h"
+#include "jit_ops/call/tensor_calls.h"
 #include "jit_ops/collectives/collectives.h"
 #include "jit_ops/serve/service.h"
 #include "rpc_backend/agent/weft_agent.h"

@@ -86,7 +86,7 @@ class PipelineWorker final : public ops::Servable,
         "run(str pipe, int mini_batch, (str, int, int)[] tasks, bool[] recompute, bool trains, "
         "Tensor? criterion, Any[] targets, float[] weights) -> Any",
         [](ScriptPart& part, const Values& args) {
-          auto done = c10::make_intrusive<ops::Future>(c10::AnyType::get());
+          auto done = c10::make_intrusive<ops::JitFuture>(c10::AnyType::get());
           part.run(ops::jobOf(args), [done](const auto* run, const std::string& error) {
             done->markCompleted(ops::outcomeOf(run, error));
           });

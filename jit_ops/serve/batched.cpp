@@ -62,7 +62,7 @@ std::shared_ptr<const rpc::CallContext> currentCall() {
 FuturePtr argsFuture() {
   using torch::distributed::rpc::RpcAgent;
   const bool in_group = RpcAgent::isCurrentRpcAgentSet();
-  return c10::make_intrusive<Future>(
+  return c10::make_intrusive<JitFuture>(
       c10::AnyType::get(),
       in_group ? RpcAgent::getCurrentRpcAgent()->getDevices() : std::vector<c10::Device>());
 }
@@ -112,7 +112,7 @@ class Batched : public Servable {
 
   FuturePtr run(const Method& method, Values args,
                 const std::vector<std::string>& /*names*/) override {
-    Request request{argsFuture(), rowsOf(args), c10::make_intrusive<Future>(method.returns),
+    Request request{argsFuture(), rowsOf(args), c10::make_intrusive<JitFuture>(method.returns),
                     currentCall()};
     const FuturePtr answer = request.answer;
     std::vector<Request> ready;

@@ -142,9 +142,9 @@ void Servable::add(const std::string& name, std::string signature, std::string r
 FuturePtr Servable::asFuture(at::IValue value, const c10::TypePtr& type) {
   if (value.isFuture()) {
     auto inner = value.toFuture();
-    return inner->then([](Future& done) { return portable(done.value()); }, withoutNames(type));
+    return inner->then([](JitFuture& done) { return portable(done.value()); }, withoutNames(type));
   }
-  auto future = c10::make_intrusive<Future>(withoutNames(type));
+  auto future = c10::make_intrusive<JitFuture>(withoutNames(type));
   future->markCompleted(portable(std::move(value)));
   return future;
 }

@@ -18,8 +18,8 @@
 
 namespace weft::ops {
 
-using Future = c10::ivalue::Future;
-using FuturePtr = c10::intrusive_ptr<Future>;
+using JitFuture = c10::ivalue::Future;
+using FuturePtr = c10::intrusive_ptr<JitFuture>;
 using Values = std::vector<at::IValue>;
 
 // The method that is meant when none is named; a published function has no other.

@@ -50,7 +50,7 @@ FuturePtr runFound(const Found& found, const std::string& name, const std::strin
   FuturePtr result = found.servable->run(*method, std::move(args), names);
   if (wanted == Names::kDropped || method->result_names.empty()) return result;
   return result->then(
-      [names = method->result_names](Future& done) { return besideNames(done.value(), names); },
+      [names = method->result_names](JitFuture& done) { return besideNames(done.value(), names); },
       c10::AnyType::get());
 }
 
@@ -62,9 +62,7 @@ FuturePtr runCall(Values& stack, std::size_t at, Names wanted = Names::kDropped)
   const std::string& name = stack[at].toStringRef();
   const Found found = mustFindPublished(name, stack[at + 1].toInt());
   const auto first = stack.begin() + static_cast<std::ptrdiff_t>(at + kCallHeader);
-  Values args;
-  args.reserve(stack.size());  // a method's self goes in front of the arguments: room for it
-  args.insert(args.end(), std::make_move_iterator(first), std::make_move_iterator(stack.end()));
+  Values args(std::make_move_iterator(first), std::make_move_iterator(stack.end()));
   std::vector<std::string> names;
   if (!stack[at + 3].isNone()) names = stack[at + 3].to<std::vector<std::string>>();
   return runFound(found, name, stack[at + 2].toStringRef(), std::move(args), std::move(names),
@@ -79,7 +77,7 @@ FuturePtr runRemote(Values& stack) {
   try {
     const FuturePtr result = runCall(stack, 1);
     return result->then(
-        [type](Future& done) {
+        [type](JitFuture& done) {
           at::IValue value = done.value();
           if (!coerce(value, type)) {
             throw std::runtime_error("the caller expects an RRef of " + type->annotation_str() +
@@ -89,7 +87,7 @@ FuturePtr runRemote(Values& stack) {
         },
         type);
   } catch (const std::exception& error) {
-    auto failed = c10::make_intrusive<Future>(type);
+    auto failed = c10::make_intrusive<JitFuture>(type);
     failed->setError(std::make_exception_ptr(std::runtime_error(textOf(error))));
     return failed;
   }
@@ -103,7 +101,7 @@ FuturePtr listing() {
       methods.push_back(method);
     rows.push_back(c10::ivalue::Tuple::create(info.name, info.version, std::move(methods)));
   }
-  auto answer = c10::make_intrusive<Future>(c10::AnyType::get());
+  auto answer = c10::make_intrusive<JitFuture>(c10::AnyType::get());
   answer->markCompleted(c10::ivalue::Tuple::create(std::move(rows)));
   return answer;
 }

@@ -6,18 +6,6 @@
 
 namespace weft::pipe {
 
-std::uint32_t versionOf(const at::Tensor& tensor) {
-  return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
-}
-
-std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors) {
-  std::vector<std::uint32_t> versions;
-  versions.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors)
-    versions.push_back(versionOf(tensor));
-  return versions;
-}
-
 void markAliases(std::vector<Activation>& values) {
   for (std::size_t k = 1; k < values.size(); ++k) {
     for (std::size_t other = 0; other < k; ++other) {
@@ -33,7 +21,7 @@ void markSharing(Activations& output, const Activations& input,
                  const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& tensors,
                  std::size_t stage, const std::vector<std::size_t>& consumers) {
   const auto destination = [&](std::size_t k) {
-    return k < output.payload ? stage + 1 : consumers[k - output.payload];
+    return k < output.payload_size ? stage + 1 : consumers[k - output.payload_size];
   };
   markAliases(output.values);
   for (const auto k : c10::irange(output.values.size())) {
@@ -65,7 +53,7 @@ void refuseSharedWrites(const Activations& input, const std::vector<at::Tensor>&
     if (input.values[k].sharing != Sharing::kAliased) continue;
     TORCH_CHECK(
         versionOf(given[k]) == versions[k], "stage ", stage, " changed ",
-        k < input.payload ? "its input " : "the skip that it popped, value ", k,
+        k < input.payload_size ? "its input " : "the skip that it popped, value ", k,
         " in place, and its memory also belongs to another output, to a skip under way, or to a "
         "parameter of a stage before it. Their gradients would be wrong: clone it where it is "
         "made, or work out of place (inplace=False).");

@@ -31,13 +31,9 @@ struct Activation {
 // (PipelineContext::incoming and outgoing).
 struct Activations {
   std::vector<Activation> values;
-  std::size_t payload = 0;  // how many of the values
+  std::size_t payload_size = 0;  // how many of the values
   std::shared_ptr<const Structure> structure;
 };
-
-// How often the tensor has been changed in place; 0 if nobody counts.
-std::uint32_t versionOf(const at::Tensor& tensor);
-std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors);
 
 // Different tensors with common elements become kAliased.
 void markAliases(std::vector<Activation>& values);

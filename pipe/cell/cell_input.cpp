@@ -8,6 +8,7 @@
 
 #include "pipe/cell/gradient_boundary.h"
 #include "pipe/data/device_copier.h"
+#include "pipe/data/memory.h"
 
 namespace weft::pipe {
 

@@ -53,7 +53,7 @@ class CellInput {
   // Per input: its place at node(), or -1 if no gradient is wanted.
   const std::vector<std::int64_t>& slots() const { return slots_; }
   // How many of the inputs are the payload; the others are skips.
-  std::size_t payload() const { return input_.payload; }
+  std::size_t payloadSize() const { return input_.payload_size; }
 
   // The graph keeps what it needs of the inputs.
   void dropValues();

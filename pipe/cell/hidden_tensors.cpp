@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "pipe/cell/stage_traits.h"
-#include "pipe/stage/script_stage.h"
+#include "pipe/data/script_batch.h"
 
 namespace weft::pipe {
 

@@ -141,13 +141,13 @@ Batch MicroBatchCell::callStage(CellPass pass, const std::vector<at::Tensor>& in
   MiniBatchContext& context = *context_;
   const auto& incoming = context.pipeline.incoming[stage_];
   for (const auto k : c10::irange(incoming.size()))
-    skips.put(incoming[k], inputs[input_.payload() + k]);
+    skips.put(incoming[k], inputs[input_.payloadSize() + k]);
   const bool again = pass == CellPass::kRecompute;
   const StageContext stage_context{
       stage_, micro_batch_, context.micro_batches, pass == CellPass::kCheckpoint,
       again,  &skips,       context.number,        context.in_backward};
   const StageContextGuard guard(stage_context);
-  const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payload());
+  const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payloadSize());
   const Batch batch{{inputs.begin(), payload_end}, input_.activations().structure};
 
   at::RecordFunction record(at::RecordScope::USER_SCOPE);
@@ -164,13 +164,13 @@ Batch MicroBatchCell::callStage(CellPass pass, const std::vector<at::Tensor>& in
 // Takes the outputs off their graph, whose edges it keeps.
 Activations MicroBatchCell::outputsOf(CellPass pass, Batch result, SkipPort& skips) {
   Activations output;
-  output.payload = result.tensors.size();
+  output.payload_size = result.tensors.size();
   output.structure = std::move(result.structure);
   for (const std::size_t route : context_->pipeline.outgoing[stage_])
     result.tensors.push_back(skips.take(route).value_or(at::Tensor()));
   if (pass != CellPass::kRecompute) outputs_ = result.tensors.size();
   TORCH_CHECK(outputs_ == result.tensors.size(), "stage ", stage_, " of a Pipe returned ",
-              output.payload, output.payload == 1 ? " tensor" : " tensors",
+              output.payload_size, output.payload_size == 1 ? " tensor" : " tensors",
               " when it ran again for the backward, and another number before: return the "
               "same in both, also where is_recomputing() is true");
   output_edges_.clear();
@@ -213,7 +213,7 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
 
   Activations result;
   result.values.resize(input_.slots().size());
-  result.payload = input_.payload();
+  result.payload_size = input_.payloadSize();
   autograd::variable_list found;
   if (!roots.empty() && !ends.empty()) {
     at::RecordFunction record(at::RecordScope::USER_SCOPE);

@@ -4,7 +4,7 @@
 
 #include <unordered_map>
 
-#include "pipe/cell/activation.h"
+#include "pipe/data/memory.h"
 
 namespace weft::pipe {
 

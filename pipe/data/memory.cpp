@@ -149,4 +149,16 @@ bool mayOverlap(const at::Tensor& one, const at::Tensor& other) {
   return reaches(distance / size, dimensions.data(), dimensions.data() + dimensions.size());
 }
 
+std::uint32_t versionOf(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
+}
+
+std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::uint32_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors)
+    versions.push_back(versionOf(tensor));
+  return versions;
+}
+
 }  // namespace weft::pipe

@@ -1,9 +1,10 @@
-// Which tensors are the same, or in the same memory.
+// Which tensors are the same, or in the same memory, or have changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "transport/base/api.h"
@@ -28,5 +29,9 @@ at::Tensor joined(const std::vector<at::Tensor>& tensors);
 // False when no element of the one is an element of the other; true also where that cannot be told:
 // of different strides or types that begin before the other's end.
 WEFT_API bool mayOverlap(const at::Tensor& one, const at::Tensor& other);
+
+// How often the tensor has been changed in place; 0 if nobody counts.
+std::uint32_t versionOf(const at::Tensor& tensor);
+std::vector<std::uint32_t> versionsOf(const std::vector<at::Tensor>& tensors);
 
 }  // namespace weft::pipe

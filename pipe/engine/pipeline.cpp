@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "pipe/engine/double_backward.h"
 #include "pipe/engine/pipeline_node.h"
+#include "pipe/engine/plain_run.h"
 
 namespace weft::pipe {
 
@@ -17,7 +17,7 @@ namespace {
 // What the stages refer to, and how the mini-batch has to run because of it.
 struct StagesNow {
   std::vector<std::shared_ptr<StageTensors>> tensors;  // empty: no gradients are wanted
-  bool plain = false;                                  // see double_backward.h
+  bool plain = false;                                  // see plain_run.h
 };
 
 StagesNow lookAt(PipelineContext& context, const ForwardInput& input) {
@@ -44,7 +44,7 @@ StagesNow lookAt(PipelineContext& context, const ForwardInput& input) {
 }
 
 // Makes the mini-batch one node of autograd's graph. `edges`: of its inputs and parameters.
-void setHistory(ForwardRun::Result& result, std::unique_ptr<ForwardRun> run,
+void setHistory(MiniBatch::Result& result, std::unique_ptr<MiniBatch> run,
                 autograd::edge_list edges, bool accelerated) {
   const auto stages = makeNode<PipelineNode>(std::move(run));
   stages->set_next_edges(std::move(edges));
@@ -81,7 +81,7 @@ Batch Pipeline::run(ForwardInput input) {
   StagesNow now = lookAt(*context_, input);
   if (now.plain) return plainForward(*context_, input);
   const bool grad = !now.tensors.empty();
-  auto run = std::make_unique<ForwardRun>(context_, std::move(input), std::move(now.tensors));
+  auto run = std::make_unique<MiniBatch>(context_, std::move(input), std::move(now.tensors));
   autograd::edge_list edges;
   if (grad) {
     // Before the forward puts its boundary in place of the parameters' accumulators.
@@ -90,7 +90,7 @@ Batch Pipeline::run(ForwardInput input) {
     for (const at::Tensor& tensor : run->context().parameters.all)
       edges.push_back(autograd::impl::gradient_edge(tensor));
   }
-  ForwardRun::Result result = run->forward();
+  MiniBatch::Result result = run->forward();
   const auto& differentiable = result.differentiable;
   if (std::find(differentiable.begin(), differentiable.end(), true) != differentiable.end())
     setHistory(result, std::move(run), std::move(edges), context_->accelerated);

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "pipe/engine/forward_run.h"
+#include "pipe/engine/mini_batch.h"
 #include "transport/base/api.h"
 
 namespace weft::pipe {

@@ -43,7 +43,7 @@ Activations PipelineJob::receive(CellIndex cell) {
 }
 
 void PipelineJob::send(CellIndex cell, Activations given) {
-  std::size_t next = given.payload;
+  std::size_t next = given.payload_size;
   for (const std::size_t route : (forward_ ? pipeline_.outgoing : pipeline_.incoming)[cell.stage]) {
     const SkipRoute& ends = pipeline_.routes[route];
     Skip& skip = this->skip(route, cell.micro_batch);
@@ -51,7 +51,7 @@ void PipelineJob::send(CellIndex cell, Activations given) {
     skip.copy =
         copy({&skip.content.value}, pipeline_.devices[forward_ ? ends.to : ends.from], cell);
   }
-  given.values.resize(given.payload);
+  given.values.resize(given.payload_size);
   const std::size_t place = cell.stage + (forward_ ? 1 : 0);
   Payload& payload = this->payload(cell.micro_batch, place);
   payload.content = std::move(given);

@@ -10,13 +10,13 @@
 #include <algorithm>
 
 #include "pipe/data/memory.h"
-#include "pipe/engine/double_backward.h"
+#include "pipe/engine/plain_run.h"
 
 namespace weft::pipe {
 
 namespace autograd = torch::autograd;
 
-PipelineNode::PipelineNode(std::unique_ptr<ForwardRun> run) : run_(std::move(run)) {
+PipelineNode::PipelineNode(std::unique_ptr<MiniBatch> run) : run_(std::move(run)) {
   for (const at::Tensor& tensor : run_->input().tensors)
     inputs_.emplace_back(tensor, false);
 }
@@ -67,7 +67,7 @@ autograd::variable_list PipelineNode::backward(const autograd::variable_list& gr
     }
     return gradientsWithGraph(*run_, inputs, grads, wanted());
   }
-  ForwardRun::Gradients found =
+  MiniBatch::Gradients found =
       run_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
   autograd::variable_list result = std::move(found.inputs);
   for (at::Tensor& grad : found.parameters)

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "pipe/engine/forward_run.h"
+#include "pipe/engine/mini_batch.h"
 #include "third_party/torch/torch_compat.h"
 
 namespace weft::pipe {
@@ -17,7 +17,7 @@ namespace weft::pipe {
 // Its edges: the input tensors, then the parameters.
 class PipelineNode final : public torch::autograd::Node {
  public:
-  explicit PipelineNode(std::unique_ptr<ForwardRun> run);
+  explicit PipelineNode(std::unique_ptr<MiniBatch> run);
 
   // Once per backward. Gradients that have gradients (create_graph) are found by running the
   // forward again with autograd's ordinary graph.
@@ -37,7 +37,7 @@ class PipelineNode final : public torch::autograd::Node {
   Wanted wanted() const;
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
-  std::unique_ptr<ForwardRun> run_;  // nullptr once released
+  std::unique_ptr<MiniBatch> run_;  // nullptr once released
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::optional<Arrived> arrived_;
 };

@@ -154,7 +154,7 @@ void PythonStage::update(StageTensors& tensors) {
   withGil([&] { static_cast<ModuleTensors&>(tensors).update(); });
 }
 
-std::vector<at::Tensor> PythonStage::parameters() { return tensors()->tensors; }
+std::vector<at::Tensor> PythonStage::parametersAndBuffers() { return tensors()->tensors; }
 
 bool cachesParametrizations() {
   static PyObject* const module =

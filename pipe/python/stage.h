@@ -23,7 +23,7 @@ class PythonStage final : public Stage {
   void prepare() override;
   // What Python raises is thrown as python_error.
   Batch forward(const Batch& input) override;
-  std::vector<at::Tensor> parameters() override;
+  std::vector<at::Tensor> parametersAndBuffers() override;
   // ModuleTensors; a recomputation runs with those of its forward.
   std::shared_ptr<StageTensors> tensors() override;
   void update(StageTensors& tensors) override;

@@ -157,7 +157,7 @@ void bindWorkers(py::module_& pipe) {
       .def("is_over", &Arrivals::isOver, py::arg("mini_batch"))
       .def("__len__", &Arrivals::size);
   pipe.def("open_arrivals", &openArrivals, py::arg("pipeline"));
-  pipe.def("close_arrivals", &closeArrivals, py::arg("pipeline"));
+  pipe.def("close_arrivals", &closeArrivals, py::arg("pipeline"), py::arg("own"));
   py::class_<Deliveries>(pipe, "Deliveries", "What this worker sends in one mini-batch.")
       .def(py::init<std::string>(), py::arg("pipeline"))
       .def(

@@ -19,7 +19,7 @@ ScriptPart::ScriptPart(WorkerPart part, const std::map<std::int64_t, ScriptLayer
 }
 
 ScriptPart::~ScriptPart() {
-  closeArrivals(part_.pipeline);
+  closeArrivals(part_.pipeline, arrivals_);
   if (runner_.joinable()) runner_.join();
 }
 

@@ -22,10 +22,11 @@ namespace weft::pipe {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<at::IValue>;
 
-// The first byte of a parcel's layout, which weft/pipe/_workers/parcels.py knows too.
+// The first byte of a parcel's layout, which weft/pipe/_workers/parcels.py knows too. An empty
+// layout: one tensor.
 namespace layout {
-inline constexpr char kList = '*';   // then, where some are None, a byte for each: 0 for these
-inline constexpr char kTuple = '(';  // nothing at all: one tensor
+inline constexpr char kList = '*';  // then, where some are None, a byte for each: 0 for these
+inline constexpr char kTuple = '(';
 // Before a layout whose tensors shared memory at the sender.
 inline constexpr char kLostSharing = '&';
 }  // namespace layout

@@ -5,11 +5,11 @@
 namespace weft::pipe {
 
 std::shared_ptr<StageTensors> Stage::tensors() {
-  return std::make_shared<StageTensors>(parameters());
+  return std::make_shared<StageTensors>(parametersAndBuffers());
 }
 
 Batch Stage::forwardAgain(const Batch& input, const StageTensors& then) {
-  const std::vector<at::Tensor> now = parameters();
+  const std::vector<at::Tensor> now = parametersAndBuffers();
   bool same = now.size() == then.tensors.size();
   for (const auto k : c10::irange(same ? now.size() : 0)) {
     same &= now[k].is_same(then.tensors[k]) || !then.tensors[k].requires_grad();

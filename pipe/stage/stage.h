@@ -26,8 +26,9 @@ class WEFT_API Stage {
   virtual ~Stage() = default;
 
   // Runs one micro-batch, in the grad mode and with the thread-local state of the caller of the
-  // pipeline. Called without any lock of Weft's and without the GIL, one call at a time per stage,
-  // on any thread. A tuple or a list at the top of the input is the stage's arguments.
+  // pipeline. Called without the GIL, one call at a time per stage, which waits for the end of the
+  // one before: it must not wait for another mini-batch of this pipeline. Any thread. A tuple or a
+  // list at the top of the input is the stage's arguments.
   virtual Batch forward(const Batch& input) = 0;
 
   // Whether torch.compile compiles parts of it when they run first.
@@ -36,8 +37,8 @@ class WEFT_API Stage {
   // Called once per mini-batch before it runs, on the thread that calls the pipeline.
   virtual void prepare() {}
 
-  // The tensors that may get gradients here, whether they want them now or not.
-  virtual std::vector<at::Tensor> parameters() = 0;
+  // What may get gradients here, whether it wants them now or not.
+  virtual std::vector<at::Tensor> parametersAndBuffers() = 0;
 
   // What the stage refers to now. Asked once per mini-batch that may have gradients, on the thread
   // that calls the pipeline.

@@ -19,26 +19,27 @@ void Arrivals::put(const ArrivalKey& key, Parcel parcel) {
 
 void Arrivals::wakeTakers() {
   changed_.notify_all();
-  if (driver_ == std::thread::id() || driver_ == std::this_thread::get_id()) return;
+  if (reading_thread_ == std::thread::id() || reading_thread_ == std::this_thread::get_id()) return;
   if (const auto agent = rpc::WeftAgent::current()) agent->wakeDriver();
 }
 
 // The thread that waits reads from the network itself what it waits for, where it can.
-transport::Waited Arrivals::awaitDriving(transport::Deadline deadline,
+transport::Waited Arrivals::awaitReading(transport::Deadline deadline,
                                          const std::function<bool()>& ready) {
   const auto agent = rpc::WeftAgent::current();
   auto none = std::thread::id();
-  if (agent == nullptr || !driver_.compare_exchange_strong(none, std::this_thread::get_id()))
+  if (agent == nullptr ||
+      !reading_thread_.compare_exchange_strong(none, std::this_thread::get_id()))
     return transport::Waited::kDone;
   const auto waited = agent->drive(deadline, ready);
-  driver_ = std::thread::id();
+  reading_thread_ = std::thread::id();
   return waited;
 }
 
 std::optional<Parcel> Arrivals::take(const ArrivalKey& key, std::chrono::milliseconds patience) {
   const auto deadline = transport::deadlineAfter(patience);
   const auto ready = [&] { return key.mini_batch <= ended_ || parcels_.contains(key); };
-  auto waited = awaitDriving(deadline, [&] {
+  auto waited = awaitReading(deadline, [&] {
     const std::lock_guard lock(mutex_);
     return ready();
   });
@@ -100,15 +101,14 @@ std::shared_ptr<Arrivals> openArrivals(const std::string& pipeline) {
   return registry().pipelines.insert_or_assign(pipeline, std::move(made)).first->second;
 }
 
-void closeArrivals(const std::string& pipeline) {
-  std::shared_ptr<Arrivals> closed;
+void closeArrivals(const std::string& pipeline, const std::shared_ptr<Arrivals>& own) {
   {
     const std::lock_guard lock(registry().mutex);
-    const auto found = registry().pipelines.extract(pipeline);
-    if (found.empty()) return;
-    closed = found.mapped();
+    const auto found = registry().pipelines.find(pipeline);
+    if (found != registry().pipelines.end() && found->second == own)
+      registry().pipelines.erase(found);
   }
-  closed->end(std::numeric_limits<std::int64_t>::max(), "the Pipe was closed");
+  own->end(std::numeric_limits<std::int64_t>::max(), "the Pipe was closed");
 }
 
 std::shared_ptr<Arrivals> findArrivals(const std::string& pipeline) {

@@ -64,13 +64,13 @@ class WEFT_API Arrivals {
 
  private:
   void wakeTakers();
-  // kDone also when this thread cannot drive.
-  transport::Waited awaitDriving(transport::Deadline deadline, const std::function<bool()>& ready);
+  // kDone also when this thread cannot read the network.
+  transport::Waited awaitReading(transport::Deadline deadline, const std::function<bool()>& ready);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  // The thread that drives the network while it waits in take(); the default id: no thread.
-  std::atomic<std::thread::id> driver_{};
+  // The thread that reads the network while it waits in take(); the default id: no thread.
+  std::atomic<std::thread::id> reading_thread_{};
   std::map<ArrivalKey, Parcel> parcels_;  // of mini-batches that are not over
   std::int64_t ended_ = -1;               // the last mini-batch that is over
   std::string reason_;
@@ -78,7 +78,8 @@ class WEFT_API Arrivals {
 
 // The Arrivals of the pipelines that have stages at this worker, by the pipelines' names.
 WEFT_API std::shared_ptr<Arrivals> openArrivals(const std::string& pipeline);
-WEFT_API void closeArrivals(const std::string& pipeline);
+// Ends them. Another part of that pipeline may have opened its own meanwhile, which stay.
+WEFT_API void closeArrivals(const std::string& pipeline, const std::shared_ptr<Arrivals>& own);
 WEFT_API std::shared_ptr<Arrivals> findArrivals(const std::string& pipeline);  // null: none
 // What a worker without Arrivals says to who asks for its stage.
 WEFT_API std::string noStageAt(const std::string& worker);

@@ -12,6 +12,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "pipe/data/memory.h"
+
 namespace weft::pipe {
 
 namespace {
@@ -25,15 +27,6 @@ struct Kept {
   ag::variable_list gradients;
   std::vector<std::uint32_t> versions;
 };
-
-std::vector<std::uint32_t> versionsOf(const ag::variable_list& gradients) {
-  std::vector<std::uint32_t> versions;
-  for (const auto& gradient : gradients) {
-    const bool has_version = gradient.defined() && !gradient.is_inference();
-    versions.push_back(has_version ? gradient._version() : 0);
-  }
-  return versions;
-}
 
 // Keeps what a node gets the first time that it runs.
 class Keep : public ag::FunctionPreHook {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <stdexcept>
+#include <thread>
 
 namespace weft::process_group {
 namespace {
@@ -199,6 +200,21 @@ TEST_F(Delegate, CoalescesWhatIsItsOwn) {
   // Afterwards it is as before.
   backend->allreduce(there, {});
   EXPECT_THAT(noting->take(), ElementsAre("allreduce"));
+}
+
+TEST_F(Delegate, CoalescesForOneThreadAtATime) {
+  backend->startCoalescing();
+  backend->allreduce(there, {});
+  std::thread([&] {
+    backend->startCoalescing();
+    EXPECT_THROW(backend->allreduce(there, {}), c10::Error);
+    backend->allreduce(here, {});
+    backend->endCoalescing()->wait();
+  }).join();
+  EXPECT_THAT(noting->take(), ElementsAre("start", "allreduce"));
+  const auto work = backend->endCoalescing();
+  EXPECT_EQ(work.get(), noting->last.get());
+  EXPECT_THAT(noting->take(), ElementsAre("end"));
 }
 
 TEST_F(Delegate, SharesTheGroupsLife) {

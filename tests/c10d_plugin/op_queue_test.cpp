@@ -245,6 +245,20 @@ TEST(OpQueue, AnyNumberOfCallbacksMayWaitForAnOperationThatIsQueued) {
   EXPECT_TRUE(queue.waitForThreads(kPatience));
 }
 
+TEST(OpQueue, ACallbackMayEndTheQueue) {
+  OpQueue queue;
+  std::promise<bool> ended;
+  ASSERT_TRUE(push(
+      queue, [] {},
+      [&] {
+        queue.close();
+        ended.set_value(queue.waitForThreads(kPatience));
+      }));
+  auto done = ended.get_future();
+  ASSERT_EQ(done.wait_for(kPatience / 2), std::future_status::ready);
+  EXPECT_TRUE(done.get());
+}
+
 TEST(OpQueue, DrainGivesUpInTime) {
   OpQueue queue;
   std::promise<void> release;

@@ -98,6 +98,24 @@ def wait_and_time(name: str) -> tuple[str, float]:
     raise AssertionError
 
 
+def leave_and_keep() -> float:
+    """Destroys the group amid a callback of one of its operations, and keeps it in a variable."""
+    import torch
+    import torch.distributed as dist
+
+    global _kept
+    _kept = dist.group.WORLD
+    took: list[float] = []
+
+    def destroy(_) -> None:
+        started = time.monotonic()
+        dist.destroy_process_group()
+        took.append(time.monotonic() - started)
+
+    dist.all_reduce(torch.ones(4), async_op=True).get_future().then(destroy).wait()
+    return took[0]
+
+
 def wait_until_ctrl_c(name: str) -> tuple[str, float]:
     return ended_by(lambda: wait_in(name), name)
 
@@ -201,6 +219,18 @@ def test_a_dead_rank_fails_all_survivors_soon(path, operation):
             started = time.monotonic()
             assert "rank 2" in ranks[rank].fails(wait_in, "all_reduce").message
             assert time.monotonic() - started < SOON
+
+
+def test_a_rank_that_leaves_in_a_callback_and_keeps_the_group_is_named(path):
+    with Ranks(2, path) as ranks:
+        ranks[0].start(all_reduce_of, 4)
+        ranks[1].start(leave_and_keep)
+        ranks[0].result()
+        assert ranks[1].result() < SOON
+        started = time.monotonic()
+        text = ranks[0].fails(wait_in, "all_reduce").message
+        assert time.monotonic() - started < SOON
+        assert "rank 1" in text and ("left" in text or "shut down" in text), text
 
 
 def test_a_late_rank_is_named(path):

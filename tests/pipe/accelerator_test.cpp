@@ -26,7 +26,7 @@ class Layer final : public Stage {
     if (input.tensors[0].is_cpu()) fake::hostReads(input.tensors[0]);
     return {{forward_(input.tensors[0], weight_)}, nullptr};
   }
-  std::vector<at::Tensor> parameters() override { return {weight_}; }
+  std::vector<at::Tensor> parametersAndBuffers() override { return {weight_}; }
 
  private:
   at::Tensor weight_;

@@ -76,9 +76,19 @@ TEST(Arrivals, WhatIsForMiniBatchesThatAreOverIsDropped) {
 TEST(Arrivals, AClosedPipelineHasNone) {
   const auto opened = openArrivals("pipeline");
   EXPECT_EQ(findArrivals("pipeline"), opened);
-  closeArrivals("pipeline");
+  closeArrivals("pipeline", opened);
   EXPECT_EQ(findArrivals("pipeline"), nullptr);
   EXPECT_THROW(opened->take({0, Sent::kInput, 0, 0}, 1min), std::runtime_error);
+}
+
+TEST(Arrivals, OnesThatWereReplacedCloseThemselvesAlone) {
+  const auto former = openArrivals("pipeline");
+  const auto opened = openArrivals("pipeline");
+  closeArrivals("pipeline", former);
+  EXPECT_TRUE(former->isOver(0));
+  EXPECT_EQ(findArrivals("pipeline"), opened);
+  EXPECT_FALSE(opened->isOver(0));
+  closeArrivals("pipeline", opened);
 }
 
 }  // namespace

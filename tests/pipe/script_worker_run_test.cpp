@@ -113,7 +113,7 @@ std::string errorOf(ScriptWorkerRun& run) {
 
 class ScriptWorkerRunTest : public ::testing::Test {
  protected:
-  void TearDown() override { closeArrivals("pipeline"); }
+  void TearDown() override { closeArrivals("pipeline", arrivals_); }
   const std::shared_ptr<Arrivals> arrivals_ = openArrivals("pipeline");
 };
 

@@ -48,6 +48,7 @@ class HierarchicalCollectives final : public Collectives {
   Error allToAll(const Call& call, std::span<const ConstBytes> in,
                  std::span<const Bytes> out) override;
   void abort(Error reason) override { steps_.abort(reason); }
+  void leave() noexcept override { steps_.leave(); }
   std::vector<int> awaited() const override { return steps_.awaited(); }
   std::vector<double> waited() const override { return steps_.waited(); }
 

@@ -57,6 +57,7 @@ class HierarchySteps {
 
   Error failure();
   void abort(const Error& reason);
+  void leave() noexcept { parts_.inside->leave(); }
   std::vector<int> awaited() const;
   std::vector<double> waited() const;
 

@@ -62,6 +62,7 @@ Result<MadeCollectives> makeCollectives(const std::shared_ptr<EndpointMailbox>& 
   const HostLayout layout = HostLayout::of(mailbox->sharing(), mailbox->rank());
   const bool one_host = HostLayout::of(mailbox->hosts(), mailbox->rank()).hosts.size() == 1;
   std::unique_ptr<Collectives> inside;
+  // On one host all share memory, or none does: there is no hierarchy of one host.
   if (layout.here().size() > 1 && (!one_host || layout.hosts.size() == 1)) {
     Made joined = joinShared(mailbox->key(), store, layout, deadline);
     if (!joined.ok()) return joined.error();
@@ -80,6 +81,7 @@ Result<MadeCollectives> makeCollectives(const std::shared_ptr<EndpointMailbox>& 
   Made flat = between(mailbox, all, kFlat, gloo);
   if (!flat.ok()) return flat.error();
   if (layout.most() == 1) return MadeCollectives{std::move(flat).value(), how};
+  const std::string how_inside = inside ? "shared memory" : "messages";
   HierarchySteps::Parts parts;
   parts.inside = inside ? std::move(inside)
                         : std::make_unique<MessageCollectives>(mailbox, layout.here(), kInside);
@@ -91,7 +93,7 @@ Result<MadeCollectives> makeCollectives(const std::shared_ptr<EndpointMailbox>& 
     parts.across = std::move(across).value();
   }
   return MadeCollectives{std::make_unique<HierarchicalCollectives>(layout, std::move(parts)),
-                         "shared memory inside " + std::to_string(layout.hosts.size()) +
+                         how_inside + " inside " + std::to_string(layout.hosts.size()) +
                              " hosts, " + how + " between them"};
 }
 

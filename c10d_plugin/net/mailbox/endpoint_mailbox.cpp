@@ -99,12 +99,12 @@ bool EndpointMailbox::cancel(Ticket ticket, const Error& why) {
 
 Error EndpointMailbox::reached(const OpStage& stage) { return receiver_.reached(stage); }
 
-// On the loop thread, which is not in the middle of a message then.
 std::vector<int> EndpointMailbox::awaited() const {
   const std::lock_guard<std::mutex> lock(state_.mutex);
   return receiver_.awaited();
 }
 
+// On the loop thread, which is not in the middle of a message then.
 void EndpointMailbox::giveUp(int rank, Error why) {
   if (state_.endpoint == nullptr || rank == state_.rank || state_.checkRank(rank, "give up"))
     return;

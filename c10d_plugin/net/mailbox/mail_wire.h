@@ -1,7 +1,7 @@
 // The headers of a mailbox's messages on the wire. Little-endian, of fixed size but for the text of
 // kAbort and kSendCancelled. Parsing is total: any bytes give a header or nothing.
 //
-//   0  u32 kind         8  u64 tag         16 u64 id        24 u64 size        32 3 x u64 label
+//   0  u64 kind         8  u64 tag         16 u64 id        24 u64 size        32 3 x u64 label
 //
 // kEager and kRendezvous have one buffer, the message's bytes; the others have none.
 #pragma once

@@ -85,7 +85,7 @@ Error MessageCollectives::broadcast(const Call& call, Bytes data, int root) {
     parent_bit *= 2;
   const std::size_t piece = treePiece(data.size());
   const std::size_t count = std::max<std::size_t>(1, piecesOf(data.size(), piece));
-  std::vector<RequestSet::Part*> received;
+  std::vector<RequestSet::Request*> received;
   for (std::size_t i = 0; i < count && place != 0; ++i)
     received.push_back(requests.receive(at(place - parent_bit), 0, pieceOf(data, i, piece)));
   for (std::size_t i = 0; i < count; ++i) {

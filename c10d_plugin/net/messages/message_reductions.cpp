@@ -50,7 +50,8 @@ struct MessageCollectives::Shares {
   // Called after the values of a block were sent.
   std::function<void(RequestSet& requests, std::size_t block)> begun;
   // Sends the result on. Returns the last message, for which a result in scratch memory must wait.
-  std::function<RequestSet::Part*(RequestSet& requests, std::size_t block, ConstBytes result)> done;
+  std::function<RequestSet::Request*(RequestSet& requests, std::size_t block, ConstBytes result)>
+      done;
 };
 
 Error MessageCollectives::allReduce(const Call& call, Bytes data) {
@@ -117,7 +118,7 @@ Error MessageCollectives::reduceInShares(const Call& call, Bytes data, int root,
            requests.receive(after(rank_, k), kResults, share(block, after(rank_, k)));
        },
        [&](RequestSet& requests, std::size_t, ConstBytes result) {
-         RequestSet::Part* last = nullptr;
+         RequestSet::Request* last = nullptr;
          for (int k = 1; k < size(); ++k) {
            const int to = after(rank_, k);
            if (root == kEverywhere || to == root) last = requests.send(to, kResults, result);
@@ -131,13 +132,13 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
   OpFingerprint what = OpFingerprint::of(Operation::kReduceScatter, call, 0);
   std::size_t largest = 0;
   SizesDigest digest;
-  digest.add(call.parts);
+  digest.add(call.sizes_digest);
   for (const ConstBytes& part : in) {
     largest = std::max(largest, part.size());
     what.bytes += part.size();
     digest.add(part.size());
   }
-  what.root = static_cast<std::int32_t>(digest.value());
+  what.root_or_sizes = static_cast<std::int32_t>(digest.value());
   for (const ConstBytes& part : in)
     if (Error error = checkReducible(what, part.size())) return error;
   if (in.size() != members_.size() || in[static_cast<std::size_t>(rank_)].size() != out.size()) {
@@ -166,14 +167,14 @@ Error MessageCollectives::reduceShares(const Call& call, const OpFingerprint& wh
   // Taken before the requests, whose messages use it until they end.
   std::byte* const buffers = scratch(ahead * ranks * shares.piece);
   RequestSet requests = begin(call, what);
-  std::array<std::vector<RequestSet::Part*>, kBlocksAhead> coming;
-  std::array<RequestSet::Part*, kBlocksAhead> going{};  // from scratch memory
+  std::array<std::vector<RequestSet::Request*>, kBlocksAhead> coming;
+  std::array<RequestSet::Request*, kBlocksAhead> going{};  // from scratch memory
 
   const auto theirs = [&](std::size_t block, int of) {
     return buffers + ((block % ahead) * ranks + static_cast<std::size_t>(of)) * shares.piece;
   };
   const auto begin_block = [&](std::size_t block) {
-    std::vector<RequestSet::Part*>& received = coming[block % ahead];
+    std::vector<RequestSet::Request*>& received = coming[block % ahead];
     received.clear();
     for (int k = 1; k < size(); ++k) {
       const int from = before(rank_, k);
@@ -185,9 +186,9 @@ Error MessageCollectives::reduceShares(const Call& call, const OpFingerprint& wh
     shares.begun(requests, block);
   };
   const auto reduce_own = [&](std::size_t block) {
-    for (RequestSet::Part* part : coming[block % ahead])
+    for (RequestSet::Request* part : coming[block % ahead])
       if (!requests.wait(part)) return false;
-    RequestSet::Part*& sent = going[block % ahead];
+    RequestSet::Request*& sent = going[block % ahead];
     if (sent != nullptr && !requests.wait(sent)) return false;
     const ConstBytes own = shares.values(block, rank_);
     std::vector<const std::byte*> inputs(ranks);
@@ -196,7 +197,7 @@ Error MessageCollectives::reduceShares(const Call& call, const OpFingerprint& wh
     std::byte* const wanted = shares.result(block);
     std::byte* const result = wanted != nullptr ? wanted : theirs(block, rank_);
     reduceInto(call.element, call.reduction, result, inputs, own.size() / sizeOf(call.element));
-    RequestSet::Part* const last = shares.done(requests, block, {result, own.size()});
+    RequestSet::Request* const last = shares.done(requests, block, {result, own.size()});
     sent = wanted == nullptr ? last : nullptr;
     return true;
   };

@@ -24,45 +24,46 @@ RequestSet::RequestSet(Mailbox& mailbox, const std::vector<int>& members, Tag ba
 
 RequestSet::~RequestSet() { (void)!finish(); }
 
-RequestSet::Part* RequestSet::add(int peer, bool receives) {
+RequestSet::Request* RequestSet::add(int peer, bool receives) {
   if (failed_.load()) return nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
   ++pending_;
-  return &parts_.emplace_back(peer, receives);
+  return &requests_.emplace_back(peer, receives);
 }
 
-RequestSet::Part* RequestSet::send(int to, unsigned step, ConstBytes data) {
-  Part* const part = add(to, false);
-  if (part == nullptr) return nullptr;
+RequestSet::Request* RequestSet::send(int to, unsigned step, ConstBytes data) {
+  Request* const request = add(to, false);
+  if (request == nullptr) return nullptr;
   mailbox_.send(
       members_[static_cast<std::size_t>(to)], base_ + step,
       {const_cast<std::byte*>(data.data()), data.size(), nullptr},
-      [this, part](const Error& error) { complete(*part, error); }, label_);
-  return part;
+      [this, request](const Error& error) { complete(*request, error); }, label_);
+  return request;
 }
 
-RequestSet::Part* RequestSet::receive(int from, unsigned step, Bytes into) {
-  Part* const part = add(from, true);
-  if (part == nullptr) return nullptr;
+RequestSet::Request* RequestSet::receive(int from, unsigned step, Bytes into) {
+  Request* const request = add(from, true);
+  if (request == nullptr) return nullptr;
   mailbox_.receive(
       members_[static_cast<std::size_t>(from)], base_ + step, {into.data(), into.size(), nullptr},
-      [this, part](const Mailbox::Received& received) {
-        complete(*part, whyFailed(*part, received));
+      [this, request](const Mailbox::Received& received) {
+        complete(*request, whyFailed(*request, received));
       },
       label_);
-  return part;
+  return request;
 }
 
-Error RequestSet::whyFailed(const Part& part, const Mailbox::Received& received) const {
+Error RequestSet::whyFailed(const Request& request, const Mailbox::Received& received) const {
   // An error without a label is the mailbox's own, not a message's.
   if (received.error.code() != ErrorCode::kInvalidArgument || received.label == label_ ||
       received.label == Label())
     return received.error;
-  return {ErrorCode::kInvalidArgument, differentCalls(members_[static_cast<std::size_t>(part.peer)],
-                                                      received.label, mailbox_.rank(), label_)};
+  return {ErrorCode::kInvalidArgument,
+          differentCalls(members_[static_cast<std::size_t>(request.peer)], received.label,
+                         mailbox_.rank(), label_)};
 }
 
-void RequestSet::complete(Part& part, Error error) {
+void RequestSet::complete(Request& request, Error error) {
   // All of this holds the lock, because the thread that waits for the last message may destroy this
   // set as soon as the lock is free.
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -70,12 +71,13 @@ void RequestSet::complete(Part& part, Error error) {
     if (!error_) error_ = std::move(error);
     failed_.store(true);
   }
-  part.done.store(true, std::memory_order_release);
+  request.done.store(true, std::memory_order_release);
   --pending_;
   if (waiting_) completed_.notify_all();
 }
 
 void RequestSet::tellStage(bool over) {
+  told_ = over ? Told::kOver : Told::kRuns;
   Error error = mailbox_.reached({base_, base_ + kTags - 1, label_, over});
   if (!error) return;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -83,17 +85,19 @@ void RequestSet::tellStage(bool over) {
   failed_.store(true);
 }
 
-bool RequestSet::wait(Part* part) {
-  if (part == nullptr || failed_.load()) return false;
-  const auto ready = [&] { return part->done.load(std::memory_order_acquire) || failed_.load(); };
+bool RequestSet::wait(Request* request) {
+  if (request == nullptr || failed_.load()) return false;
+  const auto ready = [&] {
+    return request->done.load(std::memory_order_acquire) || failed_.load();
+  };
   if (ready() || spin_.until(ready)) return !failed_.load();
-  if (!std::exchange(told_running_, true)) tellStage(false);
+  if (told_ == Told::kNothing) tellStage(false);
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
   const auto began = std::chrono::steady_clock::now();
   const auto ended = transport::waitInterruptibly(completed_, lock, deadline_, ready);
   waiting_ = false;
-  wait_times_.add(part->peer, std::chrono::steady_clock::now() - began);
+  wait_times_.add(request->peer, std::chrono::steady_clock::now() - began);
   if (ended == transport::Waited::kInterrupted) {
     // Replaces another error, because this thread throws what the handler raised.
     error_ = {ErrorCode::kInterrupted,
@@ -114,9 +118,9 @@ bool RequestSet::wait(Part* part) {
 std::string RequestSet::missing() const {
   std::set<int> ranks;
   for (const bool receives : {true, false}) {
-    for (const Part& part : parts_) {
-      if (!part.done.load() && part.receives == receives)
-        ranks.insert(members_[static_cast<std::size_t>(part.peer)]);
+    for (const Request& request : requests_) {
+      if (!request.done.load() && request.receives == receives)
+        ranks.insert(members_[static_cast<std::size_t>(request.peer)]);
     }
     if (!ranks.empty()) break;
   }
@@ -124,27 +128,29 @@ std::string RequestSet::missing() const {
 }
 
 Error RequestSet::finish() {
-  for (Part& part : parts_) {
-    if (!wait(&part)) break;
+  for (Request& request : requests_) {
+    if (!wait(&request)) break;
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  if (failed_.load() && !std::exchange(aborted_, true)) {
+  if (failed_.load()) {
     const Error error = error_;
     lock.unlock();
-    mailbox_.abort(error);
+    abortMailbox(error);
     lock.lock();
   }
   // Bounded: after abort() the mailbox completes everything.
   waiting_ = true;
   completed_.wait(lock, [&] { return pending_ == 0; });
   waiting_ = false;
-  if (error_ || std::exchange(told_over_, true)) return error_;
+  if (error_ || told_ == Told::kOver) return error_;
   lock.unlock();
   tellStage(true);
-  if (!failed_.load()) return Error::ok();
-  aborted_ = true;
-  mailbox_.abort(error_);  // no completion is left that could change error_
+  if (failed_.load()) abortMailbox(error_);  // no completion is left that could change error_
   return error_;
+}
+
+void RequestSet::abortMailbox(const Error& error) {
+  if (std::exchange(told_, Told::kAborted) != Told::kAborted) mailbox_.abort(error);
 }
 
 }  // namespace weft::collectives

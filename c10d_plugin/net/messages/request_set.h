@@ -31,8 +31,8 @@ class RequestSet {
   static constexpr Tag kTags = Tag{1} << kTagBits;
 
   // One message.
-  struct Part {
-    Part(int other, bool is_receive) : peer(other), receives(is_receive) {}
+  struct Request {
+    Request(int other, bool is_receive) : peer(other), receives(is_receive) {}
 
     const int peer;
     const bool receives;
@@ -50,20 +50,22 @@ class RequestSet {
 
   // Messages of one step between the same ranks keep their order. After a failure these do nothing
   // and return null.
-  Part* send(int to, unsigned step, ConstBytes data);
-  Part* receive(int from, unsigned step, Bytes into);
+  Request* send(int to, unsigned step, ConstBytes data);
+  Request* receive(int from, unsigned step, Bytes into);
   // False: the operation has failed; finish() says why.
-  bool wait(Part* part);
+  bool wait(Request* request);
   // Waits for all messages.
   Error finish();
 
  private:
-  Part* add(int peer, bool receives);
-  void complete(Part& part, Error error);
+  Request* add(int peer, bool receives);
+  void complete(Request& request, Error error);
+  // Once.
+  void abortMailbox(const Error& error);
   // Tells the mailbox that the operation runs, or that it is over. Fails the operation if that
   // shows that another rank called something else.
   void tellStage(bool over);
-  Error whyFailed(const Part& part, const Mailbox::Received& received) const;
+  Error whyFailed(const Request& request, const Mailbox::Received& received) const;
   std::string missing() const;
 
   Mailbox& mailbox_;
@@ -76,12 +78,10 @@ class RequestSet {
   transport::AdaptiveSpin& spin_;
   WaitTimes& wait_times_;
 
-  std::deque<Part> parts_;
+  std::deque<Request> requests_;
   std::atomic<bool> failed_{false};
   // What the caller's thread has told the mailbox.
-  bool told_running_ = false;
-  bool told_over_ = false;
-  bool aborted_ = false;
+  enum class Told : std::uint8_t { kNothing, kRuns, kOver, kAborted } told_ = Told::kNothing;
 
   std::mutex mutex_;
   std::condition_variable completed_;

@@ -44,19 +44,14 @@ enum class Presence : std::uint32_t { kNotYet, kHere, kLeft };
 // sides.
 struct CallRecord {
   OpFingerprint op;
-  std::uint64_t sizes_digest = 0;  // of the size tables that must be equal on all ranks
-  bool direct = false;             // this rank's data are in its heap and are to be used there
+  SizesDigest sizes;    // the size tables that must be equal on all ranks
+  bool direct = false;  // this rank's data are in its heap and are to be used there
 };
 
 // A rank's parts of the operation, by rank: what it sends, what it expects; and the offsets in its
 // heap of the data that it offers there, by part.
 enum class SizeTable : std::uint8_t { kSent, kExpected, kOffsets };
 inline constexpr unsigned kSizeTables = 3;
-
-// A digest of one more size.
-constexpr std::uint64_t digest(std::uint64_t before, std::uint64_t size) noexcept {
-  return (before ^ size) * 0x9E3779B97F4A7C15ULL + (before >> 29);
-}
 
 struct Control {
   alignas(kCacheLine) Word progress;  // steps this rank has ended; what others wait for

@@ -1,7 +1,7 @@
 // Rendezvous: how the memory that rank 0 made comes to the other ranks.
 //
 //   store        "shm" = a Record: socket, buffer_bytes, small_bytes, heap_bytes; or error
-//   secret       HMAC-SHA-256(the group's key, a label and the socket's name)
+//   secret       HMAC-SHA-256(the group's key, a label and the Record)
 //   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
 //   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
 //

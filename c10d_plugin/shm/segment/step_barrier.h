@@ -33,9 +33,8 @@ class StepBarrier {
 
   // `first`: the first step of an operation, to which ranks come when their programs do; to later
   // ones they come soon. `op` is for the error's text. kTimeout, kPeerLost and
-  // kInterrupted end the group for all. No error: all ranks have ended the step, and the group had
-  // not failed by then. A rank that gave up before it ended this step is seen here, so what was
-  // read from it until now is whole.
+  // kInterrupted end the group for all. An error also if a rank gave up before it ended this step;
+  // so without one, what was read from the others until now is whole.
   Error next(const OpFingerprint& op, Deadline deadline, bool first);
 
   // The ranks that have not ended this rank's step.

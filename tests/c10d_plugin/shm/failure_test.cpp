@@ -219,6 +219,15 @@ TEST(Failures, ARankThatLeavesIsNamed) {
   EXPECT_EQ(exitOf(children, 1), 0);
 }
 
+TEST(Failures, ARankThatLeavesAndKeepsTheGroupIsNamed) {
+  auto made = ShmCollectives::inOneProcess({}, 2);
+  ASSERT_TRUE(made.ok());
+  made.value()[1]->leave();
+  const Error error = made.value()[0]->barrier({in(seconds(30)), 0});
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_TRUE(contains(error.text(), "rank 1 left the group")) << error.text();
+}
+
 TEST(Failures, AbortEndsTheOthersWaits) {
   const TemporaryFolder folder;
   Children children;

@@ -239,7 +239,7 @@ TEST(Heap, ALyingRankIsNamed) {
   ASSERT_TRUE(segment.ok()) << segment.error().text();
   shm::CallRecord record;
   record.op.bytes = kBytes;
-  record.op.root = 1;
+  record.op.root_or_sizes = 1;
   record.op.operation = Operation::kBroadcast;
   record.direct = true;
   segment.value()->control(1).records[0] = record;

@@ -181,6 +181,8 @@ int rankBody(Collectives& group, const Case& test, KeyValue& store, milliseconds
                              : test.how == How::kStopped ? milliseconds(50)
                                                          : milliseconds(20'000);
   const int wrong = Runner(group, test.shared, limit, running).untilOneFails();
+  // On a busy machine the others may give up before this rank says so.
+  if (interrupted) static_cast<void>(store.set("running", "yes"));
   if (breaker.joinable()) breaker.join();
   return wrong;
 }

@@ -185,7 +185,7 @@ class Part:
         self.runner.close()
         for graph in self.graphs:
             graph.drop()
-        _C.pipe.close_arrivals(self.pipe)
+        _C.pipe.close_arrivals(self.pipe, self.arrivals)
 
 
 #: The parts at this worker, by the names of their pipelines.

@@ -1,4 +1,4 @@
-#include "c10d_plugin/engine/mismatch.h"
+#include "c10d_plugin/store/exchange_calls.h"
 
 #include <algorithm>
 #include <charconv>
@@ -17,11 +17,10 @@
 #include "transport/base/interruption.h"
 #include "transport/base/thrown.h"
 
-namespace weft::process_group {
+namespace weft::collectives {
 
 namespace {
 
-using collectives::KeyValue;
 using transport::Deadline;
 
 // For all together: ranks find a difference at the same moment, so one that says nothing so long is
@@ -48,7 +47,7 @@ std::optional<NumberedCall> decode(const std::string& text) {
 
 Calls askAll(KeyValue& store, int rank, int size, const std::string& topic, const NumberedCall& own,
              Deadline deadline) {
-  const auto keys = collectives::topicKeys(topic, collectives::allRanks(size));
+  const auto keys = topicKeys(topic, allRanks(size));
   Calls calls(static_cast<std::size_t>(size));
   const auto me = static_cast<std::size_t>(rank);
   calls[me] = own;
@@ -112,13 +111,13 @@ std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size,
     text_by_ranks[ranks] = text;
   std::string all;
   for (const auto& [ranks, text] : text_by_ranks)
-    all += (all.empty() ? "" : "; ") + collectives::ranksAsText(ranks) + ": " + text;
+    all += (all.empty() ? "" : "; ") + ranksAsText(ranks) + ": " + text;
   if (!done.empty())
-    all += "; " + collectives::ranksAsText(done) +
+    all += "; " + ranksAsText(done) +
            (done.size() == 1 ? " had done its part" : " had done their parts");
   if (silent.empty()) return all;
-  return all + "; " + collectives::ranksAsText(silent) +
+  return all + "; " + ranksAsText(silent) +
          (silent.size() == 1 ? " does not answer" : " do not answer");
 }
 
-}  // namespace weft::process_group
+}  // namespace weft::collectives

@@ -1,4 +1,4 @@
-#include "pipe/engine/double_backward.h"
+#include "pipe/engine/plain_run.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -48,7 +48,7 @@ class StageWalk {
 };
 
 // What the last stage gives for micro-batch i, which goes through all stages as in the forward.
-std::vector<at::Tensor> runAgain(const ForwardRun& run, std::size_t i,
+std::vector<at::Tensor> runAgain(const MiniBatch& run, std::size_t i,
                                  std::vector<at::Tensor> tensors) {
   const MiniBatchContext& mini_batch = run.context();
   PipelineContext& pipeline = mini_batch.pipeline;
@@ -58,7 +58,12 @@ std::vector<at::Tensor> runAgain(const ForwardRun& run, std::size_t i,
   for (const auto j : c10::irange(pipeline.stages.size())) {
     const RngScope scope({}, pipeline.devices[j], RngScope::Purpose::kRepeat,
                          run.cell({i, j}).rng(), /*expected=*/false);
-    walk.through({j, i, mini_batch.micro_batches, false, true, nullptr, mini_batch.number, true},
+    walk.through({.stage = j,
+                  .micro_batch = i,
+                  .micro_batches = mini_batch.micro_batches,
+                  .recomputing = true,
+                  .mini_batch = mini_batch.number,
+                  .in_backward = true},
                  [&](const Batch& batch) {
                    return pipeline.stages[j]->forwardAgain(batch, *mini_batch.tensors[j]);
                  });
@@ -93,9 +98,9 @@ struct InputAliases {
 
 // Throws if the first stage changed a copy of a piece, and the memory of the original also belongs
 // to another input, which did not see the change.
-void refuseSharedWrites(const std::vector<at::Tensor>& given,
-                        const std::vector<std::vector<at::Tensor>>& copies,
-                        const std::vector<std::vector<std::uint32_t>>& versions) {
+void refuseWritesToOtherInputs(const std::vector<at::Tensor>& given,
+                               const std::vector<std::vector<at::Tensor>>& copies,
+                               const std::vector<std::vector<std::uint32_t>>& versions) {
   for (const auto k : c10::irange(given.size())) {
     bool changed = false;
     for (const auto i : c10::irange(copies.size()))
@@ -153,17 +158,21 @@ Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
   for (std::vector<at::Tensor>& tensors : pieces)
     walks.emplace_back(pipeline, Batch{std::move(tensors), input.structure});
   for (const auto [i, j] : gpipeOrder(walks.size(), pipeline.stages.size())) {
-    walks[i].through({j, i, walks.size(), false, false, nullptr, number, isRunAgain()},
+    walks[i].through({.stage = j,
+                      .micro_batch = i,
+                      .micro_batches = walks.size(),
+                      .mini_batch = number,
+                      .in_backward = isRunAgain()},
                      [&](const Batch& batch) { return pipeline.stages[j]->forward(batch); });
   }
-  if (!copies.empty()) refuseSharedWrites(input.tensors, copies, versions);
+  if (!copies.empty()) refuseWritesToOtherInputs(input.tensors, copies, versions);
   std::vector<Batch> outputs;
   for (StageWalk& walk : walks)
     outputs.push_back(std::move(walk.batch));
   return gather(outputs, History::kRecord).batch;
 }
 
-std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
+std::vector<at::Tensor> gradientsWithGraph(const MiniBatch& run,
                                            const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted) {

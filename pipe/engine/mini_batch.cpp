@@ -1,4 +1,4 @@
-#include "pipe/engine/forward_run.h"
+#include "pipe/engine/mini_batch.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
@@ -8,15 +8,15 @@
 #include <utility>
 
 #include "pipe/cell/gradient_boundary.h"
-#include "pipe/data/memory.h"
-#include "pipe/engine/double_backward.h"
+#include "pipe/engine/plain_run.h"
 
 namespace weft::pipe {
 
 namespace {
 
 // The gradient of a tensor that was split into chunks; undefined if no piece has one.
-at::Tensor joined(std::vector<at::Tensor> pieces, const at::Tensor& whole, std::size_t chunks) {
+at::Tensor joinedGradient(std::vector<at::Tensor> pieces, const at::Tensor& whole,
+                          std::size_t chunks) {
   const auto isDefined = [](const at::Tensor& piece) { return piece.defined(); };
   if (std::none_of(pieces.begin(), pieces.end(), isDefined)) return {};
   if (pieces.size() == 1) return std::move(pieces[0]);
@@ -31,14 +31,14 @@ at::Tensor joined(std::vector<at::Tensor> pieces, const at::Tensor& whole, std::
 
 }  // namespace
 
-ForwardRun::ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
-                       std::vector<std::shared_ptr<StageTensors>> tensors)
+MiniBatch::MiniBatch(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
+                     std::vector<std::shared_ptr<StageTensors>> tensors)
     : pipeline_(std::move(pipeline)),
       input_(std::move(input)),
       context_(*pipeline_, input_.training, std::move(tensors)),
       input_versions_(context_.grad ? versionsOf(input_.tensors) : std::vector<std::uint32_t>()) {}
 
-void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
+void MiniBatch::run(PipelineJob& job, ThreadPolicy& policy) {
   const Schedule& schedule = job.schedule();
   if (schedule.size() == 0) return;
   StageExecutor& executor = *pipeline_->executor;
@@ -63,7 +63,7 @@ void ForwardRun::run(PipelineJob& job, ThreadPolicy& policy) {
 // output, the input or a parameter may be in it too. Autograd would not learn that a change of the
 // one in place changes the other. The same where no gradient is wanted: what a caller may do with
 // an output does not depend on that, nor on the number of micro-batches.
-void ForwardRun::separateOutputs(Gathered& gathered) const {
+void MiniBatch::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
   const auto& parameters = context_.parameters.all;
   for (const auto s : c10::irange(tensors.size())) {
@@ -85,14 +85,14 @@ void ForwardRun::separateOutputs(Gathered& gathered) const {
   }
 }
 
-bool ForwardRun::isCheckpointed(std::size_t micro_batch) const {
+bool MiniBatch::isCheckpointed(std::size_t micro_batch) const {
   if (!input_.training || !context_.grad) return false;
   return input_.checkpoint == Checkpoint::kAlways ||
          (input_.checkpoint == Checkpoint::kExceptLast && micro_batch + 1 < context_.micro_batches);
 }
 
 // What the first stage is given of a micro-batch.
-Activations ForwardRun::firstInput(std::vector<at::Tensor> tensors) const {
+Activations MiniBatch::firstInput(std::vector<at::Tensor> tensors) const {
   Activations input;
   for (const auto k : c10::irange(tensors.size())) {
     const bool several = context_.micro_batches > 1;
@@ -105,12 +105,12 @@ Activations ForwardRun::firstInput(std::vector<at::Tensor> tensors) const {
         {std::move(tensors[k]), differentiable, needed ? Sharing::kMiniBatch : Sharing::kNone});
   }
   markAliases(input.values);
-  input.payload = input.values.size();
+  input.payload_size = input.values.size();
   input.structure = input_.structure;
   return input;
 }
 
-ForwardRun::Result ForwardRun::forward() {
+MiniBatch::Result MiniBatch::forward() {
   std::vector<std::vector<at::Tensor>> pieces =
       scatter(input_.tensors, input_.how, input_.chunks, History::kDrop);
   std::optional<GradientBoundary> boundary;
@@ -151,7 +151,7 @@ ForwardRun::Result ForwardRun::forward() {
 }
 
 // The outputs of the last stage, joined.
-ForwardRun::Result ForwardRun::joinOutputs(PipelineJob& job) {
+MiniBatch::Result MiniBatch::joinOutputs(PipelineJob& job) {
   std::vector<Batch> batches;
   for (const auto i : c10::irange(context_.micro_batches)) {
     Activations& output = job.passed(i, pipeline_->stages.size());
@@ -177,7 +177,7 @@ ForwardRun::Result ForwardRun::joinOutputs(PipelineJob& job) {
 }
 
 // Gives the last stage's cells the gradients of their outputs.
-void ForwardRun::splitGrads(const std::vector<at::Tensor>& grads, PipelineJob& job) const {
+void MiniBatch::splitGrads(const std::vector<at::Tensor>& grads, PipelineJob& job) const {
   const std::size_t end = pipeline_->stages.size();
   for (const auto i : c10::irange(output_sizes_.size()))
     job.passed(i, end).values.resize(output_sizes_[i]);
@@ -189,7 +189,7 @@ void ForwardRun::splitGrads(const std::vector<at::Tensor>& grads, PipelineJob& j
 }
 
 // The gradients of the mini-batch's tensors; a micro-batch without any has left no values.
-std::vector<at::Tensor> ForwardRun::joinInputGrads(PipelineJob& job) const {
+std::vector<at::Tensor> MiniBatch::joinInputGrads(PipelineJob& job) const {
   std::vector<at::Tensor> result;
   for (const auto k : c10::irange(input_.tensors.size())) {
     std::vector<at::Tensor> pieces;
@@ -198,7 +198,7 @@ std::vector<at::Tensor> ForwardRun::joinInputGrads(PipelineJob& job) const {
       pieces.push_back(k < grads.size() ? std::move(grads[k].value) : at::Tensor());
     }
     if (input_.how[k] == Scatter::kChunk) {
-      result.push_back(joined(std::move(pieces), input_.tensors[k], input_.chunks));
+      result.push_back(joinedGradient(std::move(pieces), input_.tensors[k], input_.chunks));
     } else {
       GradientSum sum;
       for (at::Tensor& piece : pieces)
@@ -210,7 +210,7 @@ std::vector<at::Tensor> ForwardRun::joinInputGrads(PipelineJob& job) const {
 }
 
 // The next backward finds the cells as this one found them, or none of them.
-void ForwardRun::abandonBackward(bool keep_graph) {
+void MiniBatch::abandonBackward(bool keep_graph) {
   if (!keep_graph) {
     spent_.store(true);
     return;
@@ -220,8 +220,8 @@ void ForwardRun::abandonBackward(bool keep_graph) {
   context_.parameters.noteVersions();
 }
 
-ForwardRun::Gradients ForwardRun::backward(const std::vector<at::Tensor>& grads,
-                                           const Wanted& wanted, bool keep_graph) {
+MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
+                                         bool keep_graph) {
   const std::unique_lock alone(backward_runs_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(),
               "the backward of this Pipe output runs already, on another thread; run the backwards "

@@ -11,11 +11,11 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/store/key_value.h"
 
-namespace weft::process_group {
+namespace weft::collectives {
 
 struct NumberedCall {
   std::uint64_t number = 0;  // of the group's operations, the same on all ranks
-  std::string text;          // argumentsText()
+  std::string text;          // "float32[4] at train.py:31"
 };
 
 // Tells the others what this rank has called, and waits for what they say, for seven seconds at
@@ -23,7 +23,7 @@ struct NumberedCall {
 // serves the Store is stopped. Ctrl-C ends the wait.
 // `last`: the difference ends the group. Then a rank may find out only in a later operation; the
 // text says that it had done its part of the one that differed.
-std::string exchangeCalls(std::shared_ptr<collectives::KeyValue> store, int rank, int size,
+std::string exchangeCalls(std::shared_ptr<KeyValue> store, int rank, int size,
                           const NumberedCall& own, bool last);
 
-}  // namespace weft::process_group
+}  // namespace weft::collectives

@@ -1,4 +1,4 @@
-// ForwardRun: one mini-batch: runs its forward, keeps what its backward needs, and runs backwards.
+// MiniBatch: runs its forward, keeps what a backward needs, and runs the backward.
 //
 // Threads: forward() once; backward() any, one at a time. Failure: throws what a stage throws.
 #pragma once
@@ -11,6 +11,7 @@
 #include "pipe/cell/gradient_accumulator.h"
 #include "pipe/cell/micro_batch_cell.h"
 #include "pipe/cell/mini_batch_context.h"
+#include "pipe/data/memory.h"
 #include "pipe/engine/pipeline_job.h"
 
 namespace weft::pipe {
@@ -23,15 +24,15 @@ struct ForwardInput {
   std::size_t chunks = 1;
   bool training = false;
   Checkpoint checkpoint = Checkpoint::kNever;
-  bool plain = false;     // see double_backward.h
+  bool plain = false;     // see plain_run.h
   bool in_order = false;  // one task after the other, on the calling thread
 };
 
-class ForwardRun {
+class MiniBatch {
  public:
   // `tensors`: what each stage refers to, if gradients are wanted; else empty.
-  ForwardRun(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
-             std::vector<std::shared_ptr<StageTensors>> tensors);
+  MiniBatch(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
+            std::vector<std::shared_ptr<StageTensors>> tensors);
 
   // Runs the forward, once. The gathered tensors have no history; `differentiable` says which of
   // them should get one.

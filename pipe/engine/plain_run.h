@@ -2,13 +2,13 @@
 //
 // This serves gradients that have gradients themselves (create_graph), and cases in which the
 // stages' own graphs would lose something: transforms of torch.func, forward-mode AD, parameters
-// with a history or without a shape yet, torch.jit.trace, and Python's dispatch modes. Nothing is
-// computed twice, and stages do not overlap.
+// with a history or without a shape yet, torch.jit.trace, and Python's dispatch modes. Stages do
+// not overlap.
 #pragma once
 
 #include <vector>
 
-#include "pipe/engine/forward_run.h"
+#include "pipe/engine/mini_batch.h"
 
 namespace weft::pipe {
 
@@ -24,7 +24,7 @@ Batch plainForward(PipelineContext& pipeline, const ForwardInput& input);
 // The gradients of `inputs` and of the parameters, in this order, with a graph (create_graph).
 // `inputs` are the mini-batch's, with their history. Random numbers are those of the first run.
 // Costs a forward; stages see it as a recomputation.
-std::vector<at::Tensor> gradientsWithGraph(const ForwardRun& run,
+std::vector<at::Tensor> gradientsWithGraph(const MiniBatch& run,
                                            const std::vector<at::Tensor>& inputs,
                                            const std::vector<at::Tensor>& grads,
                                            const Wanted& wanted);
