@@ -43,12 +43,12 @@ std::string hostOf(const c10::intrusive_ptr<c10d::Store>& store) {
   return tcp == nullptr ? std::string() : tcp->getHost();
 }
 
-// "weft: process group 'half' of size 2 (ranks 4, 5 of the default process group)", whose forming
-// failed. The errors count ranks within it.
+// "process group 'half' of size 2 (ranks 4, 5 of the default process group)": what is said of its
+// forming counts ranks within it.
 std::string titleOf(const DelegateSpec& group) {
   constexpr std::size_t kMostRanks = 16;
-  const std::string text = "weft: " + collectives::groupText(group.group_name) + " of size " +
-                           std::to_string(group.size);
+  const std::string text =
+      collectives::groupText(group.group_name) + " of size " + std::to_string(group.size);
   const std::vector<int> ranks(group.global_ranks.begin(), group.global_ranks.end());
   if (ranks.empty() || ranks.size() > kMostRanks || ranks == collectives::allRanks(group.size))
     return text;
@@ -95,14 +95,14 @@ Communicator::Communicator(const DelegateSpec& group, const std::string& interfa
   TORCH_CHECK(group.timeout.count() > 0, "weft: the timeout must be positive, got ",
               group.timeout.count(), " ms");
   const auto deadline = transport::deadlineAfter(group.timeout);
-  StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store));
+  const std::string group_title = titleOf(group), title = "weft: " + group_title;
+  StoreKeyValue meeting(c10::make_intrusive<c10d::PrefixStore>("weft/", group.store), group_title);
   const auto epoch = collectives::agreeOnEpoch(meeting, rank_, size, deadline);
-  const std::string title = titleOf(group);
   if (!epoch.ok()) throwAsTorch(title.c_str(), epoch.error());
   // Another group of these ranks in the same part of torch's Store has another epoch.
   DelegateSpec own = group;
   own.store = c10::make_intrusive<c10d::PrefixStore>("weft/" + epoch.value() + "/", group.store);
-  auto key_value = std::make_unique<StoreKeyValue>(own.store);
+  auto key_value = std::make_unique<StoreKeyValue>(own.store, group_title);
   auto joined = openMailbox(group, interface, *key_value, deadline);
   if (!joined.ok()) throwAsTorch(title.c_str(), joined.error());
   const std::shared_ptr<collectives::EndpointMailbox> mailbox = std::move(joined).value();

@@ -25,14 +25,14 @@ constexpr const char* kTitle = "weft: the first call with a CUDA tensor";
 std::atomic<SharedDevices*> registered{nullptr};
 
 // Where a rank's tensors are.
-struct Seat {
+struct DevicePlace {
   std::string host;
   std::string address;
 };
 
-std::vector<Seat> exchangeSeats(const DelegateSpec& spec, const Seat& own) {
+std::vector<DevicePlace> exchangePlaces(const DelegateSpec& spec, const DevicePlace& own) {
   const auto deadline = transport::deadlineAfter(spec.timeout);
-  StoreKeyValue store(spec.store);
+  StoreKeyValue store(spec.store, collectives::groupText(spec.group_name));
   const auto epoch = collectives::agreeOnEpoch(store, spec.rank, spec.size, deadline);
   if (!epoch.ok()) throwAsTorch(kTitle, epoch.error());
   const auto said = collectives::storeAllGather(
@@ -40,33 +40,33 @@ std::vector<Seat> exchangeSeats(const DelegateSpec& spec, const Seat& own) {
       collectives::Record().set("host", own.host).set("address", own.address).toText(), spec.rank,
       collectives::allRanks(spec.size), deadline);
   if (!said.ok()) throwAsTorch(kTitle, said.error());
-  std::vector<Seat> seats;
+  std::vector<DevicePlace> places;
   for (const std::string& text : said.value()) {
     const auto record = collectives::Record::fromText(text);
-    TORCH_CHECK(record, kTitle, ": rank ", seats.size(), " left a malformed record in the Store");
-    seats.push_back({record->text("host"), record->text("address")});
+    TORCH_CHECK(record, kTitle, ": rank ", places.size(), " left a malformed record in the Store");
+    places.push_back({record->text("host"), record->text("address")});
   }
-  return seats;
+  return places;
 }
 
 // The first ranks found that share a device; empty: each has its own.
-std::vector<int> sharers(const std::vector<Seat>& seats) {
+std::vector<int> sharers(const std::vector<DevicePlace>& places) {
   std::map<std::pair<std::string, std::string>, std::vector<int>> by_device;
-  for (std::size_t rank = 0; rank < seats.size(); ++rank)
-    by_device[{seats[rank].host, seats[rank].address}].push_back(static_cast<int>(rank));
+  for (std::size_t rank = 0; rank < places.size(); ++rank)
+    by_device[{places[rank].host, places[rank].address}].push_back(static_cast<int>(rank));
   for (const auto& [device, ranks] : by_device) {
     if (ranks.size() > 1) return ranks;
   }
   return {};
 }
 
-void checkOneHost(const std::vector<Seat>& seats, const std::vector<int>& sharing) {
-  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
-    if (!seats[rank].host.empty() && seats[rank].host == seats.front().host) continue;
+void checkOneHost(const std::vector<DevicePlace>& places, const std::vector<int>& sharing) {
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    if (!places[rank].host.empty() && places[rank].host == places.front().host) continue;
     C10_THROW_ERROR(
         DistBackendError,
         std::string(kTitle) + ": " + collectives::ranksAsText(sharing) + " share device " +
-            seats[static_cast<std::size_t>(sharing.front())].address + ", and rank " +
+            places[static_cast<std::size_t>(sharing.front())].address + ", and rank " +
             std::to_string(rank) +
             " is on another host than rank 0. NCCL refuses a shared device, and Weft serves one "
             "only where all ranks are on one host: give each rank a device of its own");
@@ -81,15 +81,15 @@ c10::intrusive_ptr<c10d::Backend> makeSharedDeviceBackend(const DelegateSpec& sp
                                                           const std::string& interface) {
   SharedDevices* const devices = registered.load();
   if (devices == nullptr || spec.size == 1) return nullptr;
-  const auto seats =
-      exchangeSeats(spec, {transport::hostIdentity(), devices->address(spec.device)});
-  const std::vector<int> sharing = sharers(seats);
+  const auto places =
+      exchangePlaces(spec, {transport::hostIdentity(), devices->address(spec.device)});
+  const std::vector<int> sharing = sharers(places);
   if (sharing.empty()) return nullptr;
-  checkOneHost(seats, sharing);
+  checkOneHost(places, sharing);
   if (spec.rank == 0) {
     transport::log(transport::LogLevel::kWarning,
                    "process group: " + collectives::ranksAsText(sharing) + " share device " +
-                       seats[static_cast<std::size_t>(sharing.front())].address +
+                       places[static_cast<std::size_t>(sharing.front())].address +
                        "; CUDA tensors go through Weft's own collectives, not through NCCL");
   }
   auto options = c10::make_intrusive<WeftBackend::Options>(spec.timeout);

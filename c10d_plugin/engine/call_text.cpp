@@ -26,33 +26,6 @@ std::string shapesText(const std::vector<TensorShape>& shapes) {
   return shapes.size() > kMostTensors ? text + ", …" : text;
 }
 
-// Between torch's functions and the program's: what decorators and context managers are made of.
-bool isWrapper(std::string_view file) {
-  return file.ends_with("/contextlib.py") || file.ends_with("/functools.py") ||
-         file.ends_with("/typing_extensions.py");
-}
-
-// " at train.py:31". torch's folder is known by the frame that called the group.
-std::string siteText(const OpRecord& own) {
-  if (!own.traceback) return {};
-  constexpr std::string_view kCaller = "/torch/distributed/", kTorch = "/torch/";
-  const auto symbols = torch::symbolize({own.traceback.get()});
-  std::string torchs;
-  for (const auto index : symbols.tracebacks.at(0)) {
-    const auto& frame = symbols.all_frames.at(index);
-    const std::string& file = frame.filename;
-    if (const auto at = file.rfind(kCaller); torchs.empty() && at != std::string::npos)
-      torchs = file.substr(0, at + kTorch.size());
-    const bool is_torchs = !torchs.empty() && file.starts_with(torchs);
-    if (!file.ends_with(".py") || is_torchs || isWrapper(file) ||
-        file.find("/weft/_torch/") != std::string::npos) {
-      continue;
-    }
-    return " at " + file.substr(file.rfind('/') + 1) + ":" + std::to_string(frame.lineno);
-  }
-  return {};
-}
-
 std::string tensorsText(const OpRecord& own) {
   return shapesText(own.inputs.empty() ? own.outputs : own.inputs);
 }
@@ -61,7 +34,7 @@ std::string tensorsText(const OpRecord& own) {
 
 std::string argumentsText(const OpRecord& own) {
   const std::string tensors = tensorsText(own);
-  return (tensors.empty() ? "no tensors" : tensors) + siteText(own);
+  return (tensors.empty() ? "no tensors" : tensors) + (own.site.empty() ? "" : " at " + own.site);
 }
 
 std::string callText(const OpRecord& own) {

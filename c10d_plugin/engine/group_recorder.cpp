@@ -40,7 +40,7 @@ TrackedOp GroupRecorder::record(const OpParams& params, const OpInfo& info,
 TrackedOp GroupRecorder::forErrorOnly(const OpParams& params, const OpInfo& info,
                                       std::uint64_t sequence) const {
   OpRecord made = makeRecord(params, info, sequence);
-  made.traceback = OpRecorder::get().stack();
+  made.site = OpRecorder::get().siteForErrors();
   return TrackedOp(std::move(made));
 }
 
@@ -48,8 +48,7 @@ OpRecord GroupRecorder::ownCall(const TrackedOp& recorded, const OpParams& param
                                 const OpInfo& info, std::uint64_t sequence) const {
   if (auto made = recorded.record()) return *std::move(made);
   OpRecord made = makeRecord(params, info, sequence);
-  made.traceback = torch::CapturedTraceback::gather(/*python=*/true, /*script=*/false,
-                                                    /*cpp=*/false);
+  made.site = OpRecorder::get().site();
   return made;
 }
 

@@ -42,8 +42,13 @@ std::shared_ptr<torch::CapturedTraceback> OpRecorder::stack() const {
                                           cpp_stacks_.load(std::memory_order_relaxed));
 }
 
+std::string OpRecorder::site() const {
+  return find_site_ == nullptr ? std::string() : find_site_();
+}
+
 std::uint64_t OpRecorder::add(OpRecord record) {
-  record.traceback = stack();  // takes the GIL: before the lock
+  record.traceback = stack();  // these take the GIL: before the lock
+  record.site = siteForErrors();
   record.thread_id = static_cast<std::uint64_t>(pthread_self());
   record.thread_name = c10::getThreadName();
   record.created_ns = c10::getTime();

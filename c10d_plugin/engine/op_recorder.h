@@ -51,6 +51,7 @@ struct OpRecord {
   std::uint64_t thread_id = 0;
   std::string thread_name;
   std::shared_ptr<torch::CapturedTraceback> traceback;
+  std::string site;  // OpRecorder::site()
 };
 
 // The operations of one group, in numbers.
@@ -71,7 +72,15 @@ class WEFT_API OpRecorder {
   // The stack of the calling thread; null if none is wanted. Takes the GIL.
   std::shared_ptr<torch::CapturedTraceback> stack() const;
 
-  // The id of the new entry; `record`'s id, times, thread and traceback are filled in here.
+  // The program's line in which the calling thread calls a group: "train.py:31". Empty outside of
+  // Python. Takes the GIL.
+  std::string site() const;
+  // Once, before the first operation.
+  void findSitesBy(std::string (*finder)()) { find_site_ = finder; }
+  // As site(), where stacks are wanted.
+  std::string siteForErrors() const { return stacks_.load() ? site() : std::string(); }
+
+  // The id of the new entry; `record`'s id, times, thread, traceback and site are filled in here.
   std::uint64_t add(OpRecord record);
   void started(std::uint64_t id) noexcept;
   void ended(std::uint64_t id, bool failed) noexcept;
@@ -89,6 +98,7 @@ class WEFT_API OpRecorder {
   OpRecorder() = default;
   OpRecord* find(std::uint64_t id) noexcept;
 
+  std::string (*find_site_)() = nullptr;
   std::atomic<std::size_t> size_{0};
   std::atomic<bool> stacks_{false}, cpp_stacks_{false};
   std::atomic<std::uint64_t> failures_{0};

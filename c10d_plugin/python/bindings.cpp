@@ -78,6 +78,7 @@ void weft::process_group::bind(py::module_& module) {
   // The base class is registered by torch's own module.
   py::module_::import("torch._C._distributed_c10d");
   bindRecorder(module);
+  findCallSites();
   module.def(
       "_wait_for_callbacks", &weft::process_group::waitForCallbacks, py::arg("limit"),
       py::call_guard<py::gil_scoped_release>(),

@@ -36,7 +36,7 @@ auto awaitTopic(KeyValue& store, const std::string& topic, int rank, const std::
       if (silent.empty()) silent = {ranks.front()};  // it collects what is said
       return notCome(silent);
     }
-    warnOfSilence(rank, silent);
+    warnOfSilence(store, rank, silent);
   }
 }
 
@@ -63,9 +63,9 @@ bool mayWarn(int rank, const std::vector<int>& ranks) {
   return rank == ranks.front() || ranks.size() <= kAllWarn;
 }
 
-void warnOfSilence(int rank, const std::vector<int>& silent) {
+void warnOfSilence(const KeyValue& store, int rank, const std::vector<int>& silent) {
   if (silent.empty()) return;
-  transport::log(transport::LogLevel::kWarning, "process group: rank " + std::to_string(rank) +
+  transport::log(transport::LogLevel::kWarning, store.title() + ": rank " + std::to_string(rank) +
                                                     " waits for " + ranksAsText(silent));
 }
 

@@ -31,7 +31,7 @@ std::vector<int> silentRanks(KeyValue& store, const std::string& topic,
 // A rank that may warn logs for whom it waits, whenever this much more time has passed.
 constexpr std::chrono::seconds kWarnAfter{10};
 bool mayWarn(int rank, const std::vector<int>& ranks);
-void warnOfSilence(int rank, const std::vector<int>& silent);
+void warnOfSilence(const KeyValue& store, int rank, const std::vector<int>& silent);
 // What a rank's wait for these ends with when its time is up.
 transport::Error notCome(const std::vector<int>& ranks);
 

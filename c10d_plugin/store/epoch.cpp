@@ -122,7 +122,7 @@ class Agreement {
     if (transport::interrupted())
       return {ErrorCode::kInterrupted, std::string("forming the group was ") + kInterrupted};
     if (const auto now = steady_clock::now(); now >= next_warning_) {
-      if (mayWarn(rank_, ranks_)) warnOfSilence(rank_, missing());
+      if (mayWarn(rank_, ranks_)) warnOfSilence(store_, rank_, missing());
       next_warning_ = now + kWarnAfter;
     }
     std::this_thread::sleep_for(nap);

@@ -37,6 +37,8 @@ class KeyValue {
     }
     return values;
   }
+  // The group that meets here, for log lines.
+  virtual std::string title() const { return "process group"; }
 };
 
 // Another one's keys that begin with `prefix`.
@@ -56,6 +58,7 @@ class Prefixed final : public KeyValue {
       prefixed.push_back(prefix_ + key);
     return store_.getAll(prefixed, deadline);
   }
+  std::string title() const override { return store_.title(); }
 
  private:
   KeyValue& store_;

@@ -94,6 +94,7 @@ const c10::StorageImpl* memoryOf(const at::Tensor& tensor) {
 bool shareStorage(const std::vector<at::Tensor>& tensors) {
   std::unordered_set<const void*> seen;
   return std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
+    if (tensor.is_mkldnn()) return false;  // its memory is its own
     const at::Tensor dense = tensor.layout() == at::kStrided ? tensor
                              : tensor.is_sparse()            ? tensor._values()
                                                              : tensor.values();

@@ -1,5 +1,6 @@
 #include "pipe/engine/mini_batch.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/irange.h>
@@ -29,6 +30,19 @@ at::Tensor joinedGradient(std::vector<at::Tensor> pieces, const at::Tensor& whol
   return at::cat(pieces);
 }
 
+// What the code of compiled stages depends on; nothing if none is compiled.
+std::optional<std::size_t> compiledFor(const PipelineContext& pipeline, const ForwardInput& input,
+                                       bool grad) {
+  if (!pipeline.compiled) return std::nullopt;
+  std::size_t digest = c10::get_hash(input.chunks, grad, static_cast<int>(input.checkpoint),
+                                     at::autocast::is_autocast_enabled(at::kCPU));
+  for (const at::Tensor& tensor : input.tensors) {
+    digest = c10::hash_combine(
+        digest, c10::get_hash(tensor.sizes(), tensor.scalar_type(), tensor.requires_grad()));
+  }
+  return digest;
+}
+
 }  // namespace
 
 MiniBatch::MiniBatch(std::shared_ptr<PipelineContext> pipeline, ForwardInput input,
@@ -36,6 +50,7 @@ MiniBatch::MiniBatch(std::shared_ptr<PipelineContext> pipeline, ForwardInput inp
     : pipeline_(std::move(pipeline)),
       input_(std::move(input)),
       context_(*pipeline_, input_.training, std::move(tensors)),
+      to_compile_(compiledFor(*pipeline_, input_, context_.grad)),
       input_versions_(context_.grad ? versionsOf(input_.tensors) : std::vector<std::uint32_t>()) {}
 
 void MiniBatch::run(PipelineJob& job, ThreadPolicy& policy) {
@@ -54,8 +69,8 @@ void MiniBatch::run(PipelineJob& job, ThreadPolicy& policy) {
     // The stages of a single micro-batch have nothing to overlap with.
     const bool alone = context_.micro_batches == 1;
     context_.times = StageTimes(pipeline_->stages.size());
-    executor.run(schedule, job, alone ? Running::kInline : policy.choose(pipeline_->compiled));
-    policy.learn(context_.times);
+    executor.run(schedule, job, alone ? Running::kInline : policy.choose(to_compile_));
+    policy.learn(context_.times, to_compile_);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "pipe/cell/gradient_accumulator.h"
@@ -78,6 +79,7 @@ class MiniBatch {
   const std::shared_ptr<PipelineContext> pipeline_;
   const ForwardInput input_;
   MiniBatchContext context_;
+  const std::optional<std::size_t> to_compile_;      // ThreadPolicy's
   const std::vector<std::uint32_t> input_versions_;  // if gradients are wanted
   std::mutex backward_runs_;
   std::atomic<bool> spent_{false};

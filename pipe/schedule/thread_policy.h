@@ -4,15 +4,17 @@
 // is shorter gains nothing by running beside another. Tasks run in line while fewer than two
 // stages were longer than that in the last mini-batch. Results do not depend on it.
 //
-// Stages that torch.compile compiles run in line until one mini-batch has been measured: their
-// first runs compile, which torch does under one lock and one flag of the whole process.
+// Stages that torch.compile compiles run in line for shapes of which no mini-batch has been
+// measured: these runs compile, which torch does under one lock and one flag of the whole process.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
+#include <optional>
+#include <unordered_set>
 #include <vector>
 
 #include "pipe/schedule/schedule.h"
@@ -70,21 +72,24 @@ class StageTimes {
 // Any thread may call it.
 class ThreadPolicy {
  public:
-  // `compiled`: a stage has layers of torch.compile.
-  Running choose(bool compiled) const {
-    const State state = state_.load(std::memory_order_relaxed);
-    return state == State::kThreads || (state == State::kNew && !compiled) ? Running::kThreads
-                                                                           : Running::kInline;
+  // `to_compile`: a digest of what the code of torch.compile's stages depends on, such as the
+  // mini-batch's shapes; nothing where no stage is compiled.
+  Running choose(std::optional<std::size_t> to_compile) const {
+    const std::lock_guard lock(mutex_);
+    return pays_ && (!to_compile || compiled_.contains(*to_compile)) ? Running::kThreads
+                                                                     : Running::kInline;
   }
   // After a mini-batch.
-  void learn(const StageTimes& times) {
-    state_.store(times.longStages() >= 2 ? State::kThreads : State::kInline,
-                 std::memory_order_relaxed);
+  void learn(const StageTimes& times, std::optional<std::size_t> to_compile) {
+    const std::lock_guard lock(mutex_);
+    pays_ = times.longStages() >= 2;
+    if (to_compile) compiled_.insert(*to_compile);
   }
 
  private:
-  enum class State : std::uint8_t { kNew, kThreads, kInline };
-  std::atomic<State> state_{State::kNew};
+  mutable std::mutex mutex_;
+  bool pays_ = true;  // to take threads
+  std::unordered_set<std::size_t> compiled_;
 };
 
 }  // namespace weft::pipe

@@ -20,9 +20,9 @@ bool isSubclassLike(const at::Tensor& tensor) {
 
 bool isReadable(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         !isSubclassLike(tensor) && !tensor.is_quantized() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor._is_zerotensor() && tensor.has_storage() &&
-         tensor.numel() != 0;
+         !isSubclassLike(tensor) && !tensor.is_nested() && !tensor.is_quantized() &&
+         !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor() &&
+         tensor.has_storage() && tensor.numel() != 0;
 }
 
 // Number i of `count` numbers from 0 to `last`.

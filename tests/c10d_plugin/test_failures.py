@@ -361,7 +361,8 @@ def test_the_death_of_the_stores_server_is_said():
         meeting = f"tcp://127.0.0.1:{free_port()}"
         for rank, worker in enumerate(workers):
             worker.start(meet, rank, 3, meeting, 30.0, "weft")
-        workers[1].wait_for_output("waits for rank")  # after ten seconds
+        said = workers[1].wait_for_output("waits for rank")  # after ten seconds
+        assert "the default process group of size 3: rank 1 waits for rank" in said, said
         workers[0].kill()
         error = workers[1].failure()
         assert "the process that serves it (usually rank 0) has ended" in error.message

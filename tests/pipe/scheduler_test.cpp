@@ -232,33 +232,36 @@ StageTimes timesOf(const std::vector<std::vector<std::int64_t>>& microseconds) {
 
 TEST(ThreadPolicy, TakesThreadsUntilFewerThanTwoStagesAreLongerThanAHandOver) {
   ThreadPolicy policy;
-  EXPECT_EQ(policy.choose(false), Running::kThreads);  // nothing is known yet
-  policy.learn(timesOf({{20}, {20}, {20}}));
-  EXPECT_EQ(policy.choose(false), Running::kInline);
-  policy.learn(timesOf({{20000}, {20}, {20000}}));
-  EXPECT_EQ(policy.choose(false), Running::kThreads);
-  policy.learn(timesOf({{20000}, {20}, {20}}));
-  EXPECT_EQ(policy.choose(false), Running::kInline) << "one stage has none to run beside";
+  EXPECT_EQ(policy.choose({}), Running::kThreads);  // nothing is known yet
+  policy.learn(timesOf({{20}, {20}, {20}}), {});
+  EXPECT_EQ(policy.choose({}), Running::kInline);
+  policy.learn(timesOf({{20000}, {20}, {20000}}), {});
+  EXPECT_EQ(policy.choose({}), Running::kThreads);
+  policy.learn(timesOf({{20000}, {20}, {20}}), {});
+  EXPECT_EQ(policy.choose({}), Running::kInline) << "one stage has none to run beside";
 }
 
-TEST(ThreadPolicy, CompiledStagesRunInLineUntilAMiniBatchHasBeenMeasured) {
+TEST(ThreadPolicy, CompiledStagesRunInLineUntilAMiniBatchOfTheirShapesHasBeenMeasured) {
   ThreadPolicy policy;
-  EXPECT_EQ(policy.choose(true), Running::kInline);
-  policy.learn(timesOf({{20000}, {20000}}));
-  EXPECT_EQ(policy.choose(true), Running::kThreads);
+  EXPECT_EQ(policy.choose(64), Running::kInline);
+  policy.learn(timesOf({{20000}, {20000}}), 64);
+  EXPECT_EQ(policy.choose(64), Running::kThreads);
+  EXPECT_EQ(policy.choose(60), Running::kInline);
+  policy.learn(timesOf({{20}, {20}}), 60);
+  EXPECT_EQ(policy.choose(64), Running::kInline) << "threads do not pay any more";
 }
 
 TEST(ThreadPolicy, CountsTheShortestRunOfEachKindOfTask) {
   ThreadPolicy policy;
-  policy.learn(timesOf({{9000, 20, 800}, {20, 900, 20}}));
-  EXPECT_EQ(policy.choose(false), Running::kInline) << "something disturbed the longer runs";
+  policy.learn(timesOf({{9000, 20, 800}, {20, 900, 20}}), {});
+  EXPECT_EQ(policy.choose({}), Running::kInline) << "something disturbed the longer runs";
   StageTimes times = timesOf({{20}, {20}});
   for (const std::size_t stage : {0, 1}) {
     const StageTimes::Span span(times, stage, TaskKind::kRecompute);
     g_now += 500;
   }
-  policy.learn(times);
-  EXPECT_EQ(policy.choose(false), Running::kThreads) << "recomputations are long";
+  policy.learn(times, {});
+  EXPECT_EQ(policy.choose({}), Running::kThreads) << "recomputations are long";
 }
 
 // Tasks that take their turn do so one at a time and in the schedule's order, whatever threads run

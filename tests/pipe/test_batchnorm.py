@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from weft import _C
@@ -181,6 +182,39 @@ def test_what_is_not_converted():
         DeferredBatchNorm.convert_deferred_batch_norm(nn.LazyBatchNorm1d(), 2)
     with pytest.raises(ValueError, match="number of chunks must be positive integer"):
         DeferredBatchNorm(4, chunks=0)
+
+
+def parametrized() -> nn.Module:
+    made = nn.BatchNorm1d(4)
+    parametrize.register_parametrization(made, "weight", nn.Softplus())
+    return made
+
+
+def compiled_in_place() -> nn.Module:
+    made = nn.BatchNorm1d(4)
+    made.compile(backend="eager")
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        parametrized,
+        compiled_in_place,
+        lambda: torch.compile(nn.BatchNorm1d(4), backend="eager"),
+        lambda: torch.jit.script(nn.Sequential(nn.BatchNorm1d(4))),
+    ],
+    ids=["parametrized", "compiled in place", "compiled", "scripted"],
+)
+def test_what_cannot_be_converted_stays_as_it_is(make):
+    plain, made = make(), make()
+    with pytest.warns(UserWarning, match="stays as it is"):
+        DeferredBatchNorm.convert_deferred_batch_norm(nn.Sequential(made), 2)
+    (x,) = batches((4,), [6])
+    for mode in (True, False):
+        torch.testing.assert_close(made.train(mode)(x), plain.train(mode)(x))
+    for a, b in zip(made.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_half_precision_statistics():

@@ -316,6 +316,24 @@ def test_compiled_stages_compile_one_at_a_time(mode):
             torch.testing.assert_close(a.grad, b.grad, **CLOSE)
 
 
+class Compiled(nn.Module):
+    """Long enough for a thread of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.Tanh())
+        self.compile(backend="eager")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.layers(self.layers(x)))
+
+
+def test_a_batch_of_another_size_is_compiled_on_the_calling_thread():
+    piped = weft.Pipe(nn.Sequential(*(Compiled() for _ in range(4))), chunks=4, checkpoint="always")
+    for rows in (64, 64, 60, 64):  # the last batch of an epoch, and the next one
+        piped(torch.rand(rows, 256)).local_value().sum().backward()
+
+
 @EVERY_MODE
 def test_copies_and_pickles(mode):
     torch.manual_seed(0)

@@ -110,6 +110,19 @@ def test_nested_tensors_in_the_output_have_gradients():
     assert_same(gradients(pipe), [torch.tensor(12.0)])
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+@pytest.mark.parametrize("mode", MODES)
+def test_tensors_of_other_kinds_go_from_stage_to_stage(mode):
+    def ragged(w, x):
+        return torch.nested.as_nested_tensor([row * w for row in (x[:1], x)])
+
+    layers = [ragged, lambda w, n: torch.nested.to_padded_tensor(n, 0.0) * w]
+    pipe, output = run(layers, torch.ones(4), mode=mode)
+    assert output.shape == (4, 2)  # of two micro-batches
+    output.sum().backward()
+    assert_same(gradients(pipe), [torch.tensor(12.0)] * 2)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_chunk(mode):
     table = torch.ones(3, requires_grad=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.nn.utils.parametrize import is_parametrized
 
 from weft import _C
 from weft.pipe._inputs import check_chunks
@@ -176,8 +177,9 @@ class DeferredBatchNorm(_BatchNorm):
         """Replaces every BatchNorm in the module by a deferred one, in place; returns the module.
 
         The new layers share parameters, buffers and hooks with the old ones, and keep device, dtype
-        and mode. A layer that tracks no statistics stays as it is, and so does a class with a
-        ``forward`` of its own, with a warning.
+        and mode. A layer that tracks no statistics stays as it is, and so do, with a warning, a class
+        with a ``forward`` of its own and a BatchNorm that is compiled by itself, TorchScript or
+        parametrized.
 
         Args:
             module: a module with BatchNorms in it, or a BatchNorm.
@@ -212,8 +214,8 @@ def _deferred(module: _BatchNorm, chunks: int, biased: bool | None) -> _BatchNor
         )
     elif isinstance(module, _LazyNormBase):
         raise ValueError(f"{module} has no parameters yet: pass it a batch before it is converted")
-    elif type(module).forward is not _BatchNorm.forward:
-        warnings.warn(f"{type(module).__name__} has a forward of its own and stays", stacklevel=5)
+    elif reason := _why_it_stays(module):
+        _warn(module, reason)
         return module
     result = DeferredBatchNorm.__new__(DeferredBatchNorm)
     # The new module takes over the attributes; it must not share their dictionaries with the old one.
@@ -223,11 +225,41 @@ def _deferred(module: _BatchNorm, chunks: int, biased: bool | None) -> _BatchNor
     return result
 
 
+def _why_it_stays(module: _BatchNorm) -> str | None:
+    if type(module).forward is not _BatchNorm.forward:
+        return "has a forward of its own"
+    if is_parametrized(module):
+        return "has parametrizations"
+    return None if module._compiled_call_impl is None else "is compiled"
+
+
+def _has_scripted(module: nn.Module) -> bool:
+    """Whether it is TorchScript, with a BatchNorm in it."""
+    return isinstance(module, torch.jit.ScriptModule) and any(
+        getattr(one, "original_name", "").startswith("BatchNorm") for one in module.modules()
+    )
+
+
+def _warn(module: nn.Module, reason: str) -> None:
+    warnings.warn(
+        f"{type(module).__name__} {reason} and stays as it is: its running statistics are updated for "
+        "each micro-batch",
+        stacklevel=6,
+    )
+
+
 def _convert(
     module: Any, chunks: int, biased: bool | None, done: dict[nn.Module, nn.Module]
 ) -> Any:
     if module not in done:
         result = module
+        compiled = getattr(
+            module, "_orig_mod", None
+        )  # by torch.compile, which calls just that module
+        if _has_scripted(module) or isinstance(compiled, _BatchNorm):
+            _warn(module, "has a BatchNorm that is " + ("compiled" if compiled else "TorchScript"))
+            done[module] = module
+            return module
         if isinstance(module, _BatchNorm) and module.track_running_stats:
             result = _deferred(module, chunks, biased)
         done[module] = result
