@@ -15,8 +15,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, leave
+from ranks import Ranks, leave, meet
 from waiting import wait_until
+from workers import Workers
 
 from weft._torch import current
 
@@ -246,6 +247,28 @@ def test_an_abort_writes_the_record(folder):
         ranks[0].call(abort)
         wait_for(folder, 0, 1)
         assert dumped(folder, 0)["entries"][-1]["state"] != "completed"
+
+
+def look_alone(meeting: str) -> None:
+    """Joins an RPC group of its own, until the thread of the records has looked at its Store."""
+    import weft
+    from weft._observe import flight
+    from weft._torch import current
+
+    weft.init_rpc("alone", rank=0, world_size=1, init_method=meeting)
+    store = current.agent().store
+    wait_until(lambda: store.check([flight._KEY]), "the Store was looked at")
+
+
+def test_a_rank_that_was_in_an_rpc_group_before_hears_of_records(folder):
+    with Workers(2, recording(folder)) as ranks:
+        ranks[0].call(look_alone, ranks.meeting + "-alone")
+        for rank, one in enumerate(ranks):
+            one.start(meet, rank, 2, ranks.meeting, 3.0, "weft")
+        for one in ranks:
+            one.result()
+        ranks[1].fails(fail_alone, False)
+        wait_for(folder, 0, 1)
 
 
 def test_without_the_variable_nothing_is_written_and_no_thread_runs(folder):

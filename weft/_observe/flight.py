@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from weft import _C
 from weft._observe import state, steps
+from weft._observe.group_store import GroupStore
 from weft._observe.messages import with_messages_in_pairs
 from weft._observe.waits import who_waits
 from weft._torch import current
@@ -146,8 +147,9 @@ class _Dumper(threading.Thread):
         super().__init__(name="weft-flight", daemon=True)
         self._ended = threading.Event()
         self._asked = False  # by SIGUSR2
-        self._store: dist.Store | None = None
+        self._store = GroupStore()
         self._begun = 0  # dumps in the group that this rank knows of
+        self._was_in_group = False
 
     def listen(self) -> None:
         """Handles SIGUSR2, unless the program does. Main thread; elsewhere it is left alone."""
@@ -185,12 +187,14 @@ class _Dumper(threading.Thread):
 
     def _count(self, more: int) -> int:
         """How many dumps were begun in the group, with these; as known where no Store answers."""
-        try:
-            if self._store is None:
-                self._store = current.store_connection()
-            return self._begun if self._store is None else self._store.add(_KEY, more)
-        except Exception:
-            return self._begun
+        with contextlib.suppress(Exception):
+            changed, store = self._store.refresh(), self._store.connection
+            if store is not None:
+                if changed and self._was_in_group:  # one before may have had the same Store
+                    self._begun = store.add(_KEY, 0)
+                self._was_in_group = True
+                return store.add(_KEY, more)
+        return self._begun
 
     def stop(self) -> None:
         self._ended.set()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
-from typing import Any
 
 import torch.distributed as dist
 
 from weft._observe.doing import doing
-from weft._torch import current
+from weft._observe.group_store import GroupStore
 
 _KEY = "weft/doing"  # with the rank: how many questions it was asked; with a number: an answer
 _MOST = 4  # questions that are answered at once; older ones have nobody who waits
@@ -25,8 +23,7 @@ class Questions:
 
     def __init__(self, ended: threading.Event) -> None:
         self._ended = ended
-        self._group: weakref.ref[Any] | None = None  # of the default group: its Store
-        self._store: dist.Store | None = None
+        self._store = GroupStore()
         self._answered = 0
 
     def answer(self) -> None:
@@ -57,16 +54,13 @@ class Questions:
     def _connect(self) -> dist.Store | None:
         """A connection to the default group's Store; None: no group, or its Store has failed."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            self._group = self._store = None
             return None
-        group = dist.distributed_c10d._get_default_store()
-        if self._group is None or self._group() is not group:
-            self._group, self._store, self._answered = weakref.ref(group), None, 0
-            self._store = current.store_connection()
-        return self._store
+        if self._store.refresh():
+            self._answered = 0
+        return self._store.connection
 
     def _answer(self) -> None:
-        store = self._store
+        store = self._store.connection
         if store is None:
             return
         own = f"{_KEY}/{dist.get_rank()}"
@@ -76,5 +70,5 @@ class Questions:
                 store.set(f"{own}/{number}", doing())
             self._answered = asked
         except Exception:
-            self._store = None
+            self._store.drop()
             raise

@@ -10,6 +10,9 @@ from torch.distributed.rpc import api
 
 from weft import _C
 
+#: How many RPC agents this process has made; registration counts them.
+agents_made = 0
+
 
 def agent() -> _C.WeftAgent | None:
     """The current RPC agent if it is Weft's, else None."""
@@ -39,19 +42,6 @@ def named_backends() -> list[tuple[str, Any]]:
 def group_text(name: str) -> str:
     """How log lines name a process group, as in C++; torch calls the default one "0"."""
     return "the default process group" if name == "0" else f"process group '{name}'"
-
-
-def store_connection() -> Any:
-    """A connection of its own to the Store that this process's ranks or workers met in; None: none.
-
-    Another thread may wait on theirs.
-    """
-    store = None
-    if dist.is_available() and dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-    elif (found := agent()) is not None:
-        store = found.store
-    return None if store is None else store.clone()
 
 
 def torch_records() -> bool:

@@ -59,6 +59,7 @@ def make_agent(
         # Peers may send CUDA tensors before user code here has touched CUDA.
         torch.cuda.init()
         _native.load_cuda()
+    current.agents_made += 1
     api._init_rpc_states(agent)
     logs.announce(name, agent.get_worker_info().id, world_size, options.auth_key_file)
     return agent
