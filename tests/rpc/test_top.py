@@ -299,6 +299,14 @@ def test_under_the_policy_registered_too():
         members.shutdown()
 
 
+def test_a_worker_whose_port_is_taken_answers_too():
+    """Two on one host with one variable, as a launcher gives it to all."""
+    place = f"127.0.0.1:{free_port()}"
+    with Group(2, {"WEFT_METRICS": place}, request_policy="registered") as members:
+        assert [one["error"] for one in seen(place)] == ["", ""]
+        members.shutdown()
+
+
 def test_a_place_where_nobody_listens():
     found = look(f"127.0.0.1:{free_port()}", "--once")
     assert found.returncode == 1

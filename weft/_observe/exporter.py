@@ -37,14 +37,14 @@ def start() -> None:
     with _mutex:
         if _server is not None and _server[0] == os.getpid():
             return
+        register_function(state)
+        register_function(stacks)
         try:
             server = BoundedServer(wanted, _Handler)
         except OSError as error:
             warn(f"no metrics are served at {text} (WEFT_METRICS): {error}")
             return
         _server = os.getpid(), server
-    register_function(state)
-    register_function(stacks)
     thread = threading.Thread(target=server.serve_forever, name="weft-metrics", daemon=True)
     if not started(thread, "no metrics are served"):
         server.server_close()
