@@ -145,6 +145,26 @@ def test_ways_to_meet_and_to_meet_again(method):
             workers.all(leave)
 
 
+def meet_twice_with_the_same_options(meeting: str, port: int) -> list[str]:
+    import torch.distributed.rpc as rpc
+
+    import weft
+
+    options = weft.RpcBackendOptions()
+    hosts = []
+    for options.init_method in (f"tcp://localhost:{port}", meeting):
+        rpc.init_rpc("alone", rpc.BackendType.WEFT, 0, 1, options)
+        hosts.append(options.master_host)
+        rpc.shutdown()
+    return hosts
+
+
+def test_the_same_options_meet_elsewhere():
+    with Workers(1) as workers:
+        hosts = workers[0].call(meet_twice_with_the_same_options, workers.meeting, free_port())
+        assert hosts == ["localhost", ""]
+
+
 def test_init_twice_is_an_error_and_leaves_the_first():
     with Group(2) as group:
         error = group[0].fails(join, 0, 1, group.meeting + "2")

@@ -45,8 +45,7 @@ def make_agent(
     options = rpc_backend_options
     if not isinstance(options, RpcBackendOptions):
         raise TypeError(f"`rpc_backend_options` must be a `weft.RpcBackendOptions`. {options}")
-    if not options.master_host:
-        options.master_host = master_host(options.init_method)
+    options.master_host = master_host(options.init_method)
     if not options.rpc_timeout:
         # torch has given the Store the same timeout, and there 0 is no time at all.
         store.set_timeout(timedelta(seconds=DEFAULT_RPC_TIMEOUT_SEC))
@@ -83,8 +82,8 @@ def register_backend(
 
 def _shut_down_at_exit() -> None:
     """Ends an agent and groups that the program forgot, while the interpreter still lives."""
-    with contextlib.suppress(Exception):
-        for backend in current.backends():
+    for backend in current.backends():
+        with contextlib.suppress(Exception):
             backend.shutdown()
     _C._wait_for_callbacks(_CALLBACKS_LIMIT)
     with contextlib.suppress(Exception):

@@ -6,7 +6,6 @@ torch names TENSORPIPE and gloo in its code; it has no setting for either.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from typing import Any
 
@@ -14,12 +13,11 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import backend_registry
 
+from weft._torch.log import inform
 from weft._torch.patches.groups import C10D
 from weft._torch.patches.patch import Function, patch
 from weft._torch.patches.startup import INIT_RPC, INIT_RPC_PARAMETERS
 from weft.options import RpcBackendOptions
-
-logger = logging.getLogger("weft")
 
 
 @patch(
@@ -39,11 +37,11 @@ def init_rpc(
     """Gives Weft to a program that names no backend or TENSORPIPE, with its options translated."""
     asked = getattr(backend, "name", None)
     if backend is None or asked == "TENSORPIPE":
-        if asked == "TENSORPIPE":
-            logger.info("init_rpc asked for TENSORPIPE; Weft is the default and serves it")
         backend = backend_registry.BackendType["WEFT"]
         rpc_backend_options = translate_options(rpc_backend_options)
     upstream(name, backend, rank, world_size, rpc_backend_options)
+    if asked == "TENSORPIPE":
+        inform("init_rpc asked for TENSORPIPE: Weft is the default and serves it")
 
 
 def translate_options(options: Any) -> Any:
