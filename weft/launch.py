@@ -20,50 +20,48 @@ from collections.abc import Iterable
 _PATIENCE = 10.0  # seconds for the workers to leave once the program has ended
 
 
-class Group:
+class Workers:
     """The workers of one program.
 
     Args:
-        size: their number.
         environment: of all of them; says where the group meets.
         restarts: how many that end too early are started again, in all.
     """
 
-    def __init__(self, size: int, environment: dict[str, str], restarts: int) -> None:
+    def __init__(self, environment: dict[str, str], restarts: int) -> None:
         self._environment = environment
         self._restarts = restarts
         # With their ranks, by the pidfds that tell when they end.
-        self._workers: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
-        for rank in range(1, size + 1):
-            self._start(rank)
+        self._running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
 
-    def _start(self, rank: int) -> None:
+    def start(self, rank: int) -> None:
+        """Starts the worker of this rank."""
         process = subprocess.Popen(
             [sys.executable, "-m", "weft.worker", f"worker{rank}"],
             env={**self._environment, "RANK": str(rank)},
             start_new_session=True,  # Ctrl-C is for the program, which ends the workers
         )
-        self._workers[os.pidfd_open(process.pid)] = rank, process
+        self._running[os.pidfd_open(process.pid)] = rank, process
 
     def watch(self, program: subprocess.Popen[bytes]) -> None:
         """Until the program has ended: starts workers again."""
-        ending = os.pidfd_open(program.pid)
+        of_program = os.pidfd_open(program.pid)
         try:
-            while ending not in (ended := _ended([ending, *self._workers])):
-                for worker in ended:
-                    self._lost(worker)
+            while of_program not in (ended := _ended([of_program, *self._running])):
+                for pidfd in ended:
+                    self._lost(pidfd)
         finally:
-            os.close(ending)
+            os.close(of_program)
 
     def end(self, patience: float = _PATIENCE) -> None:
         """Waits until the workers have left, and kills those that do not."""
-        while self._workers:
-            for worker in _ended(self._workers, patience) or list(self._workers):
-                self._workers[worker][1].kill()
-                self._forget(worker)
+        while self._running:
+            for pidfd in _ended(self._running, patience) or list(self._running):
+                self._running[pidfd][1].kill()
+                self._forget(pidfd)
 
-    def _lost(self, worker: int) -> None:
-        rank, status = self._forget(worker)
+    def _lost(self, pidfd: int) -> None:
+        rank, status = self._forget(pidfd)
         again = status != 0 and self._restarts > 0
         if status != 0:
             what = "it is started again" if again else "calls to it fail"
@@ -71,11 +69,11 @@ class Group:
             print(f"weft.launch: worker{rank} has ended with {how}; {what}", file=sys.stderr)
         if again:
             self._restarts -= 1
-            self._start(rank)
+            self.start(rank)
 
-    def _forget(self, worker: int) -> tuple[int, int]:
-        rank, process = self._workers.pop(worker)
-        os.close(worker)
+    def _forget(self, pidfd: int) -> tuple[int, int]:
+        rank, process = self._running.pop(pidfd)
+        os.close(pidfd)
         return rank, process.wait()
 
 
@@ -120,19 +118,22 @@ def main(arguments: list[str]) -> int:
     given = parse(arguments)
     command = ["-m", given.program] if given.module else [given.program]
     environment = _environment(given.workers + 1, given.program)
-    group = Group(given.workers, environment, given.restarts)
+    workers = Workers(environment, given.restarts)
+    program = subprocess.Popen(
+        [sys.executable, *command, *given.arguments], env={**environment, "RANK": "0"}
+    )
     try:
-        program = subprocess.Popen(
-            [sys.executable, *command, *given.arguments], env={**environment, "RANK": "0"}
-        )
         signal.signal(signal.SIGTERM, lambda *_: program.terminate())
         signal.signal(signal.SIGINT, lambda *_: None)  # the program hears Ctrl-C itself
-        group.watch(program)
+        for rank in range(1, given.workers + 1):
+            workers.start(rank)
+        workers.watch(program)
         status = program.wait()
     except BaseException:
-        group.end(patience=0)
+        program.terminate()
+        workers.end(patience=0)
         raise
-    group.end(_PATIENCE if status == 0 else 0)
+    workers.end(_PATIENCE if status == 0 else 0)
     return status if status >= 0 else 128 - status
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import waiting
 
+from weft import launch
+
 BOUND = 90
 
 BESIDE = "def where():\n    import os\n    return os.environ['RANK'], os.getpid()\n"
@@ -148,6 +150,27 @@ def test_the_workers_end_with_the_program(folder, sent):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_worker_that_cannot_be_started_ends_all(folder, monkeypatch):
+    popen, started = subprocess.Popen, []
+
+    def two_only(*arguments, **options):
+        if len(started) == 2:
+            raise BlockingIOError("no more processes")
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launch.subprocess, "Popen", two_only)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    (folder / "program.py").write_text(WAITS)
+    with pytest.raises(BlockingIOError):
+        launch.main(["--workers", "2", str(folder / "program.py")])
+    try:
+        assert [one.wait(BOUND) for one in started] == [-signal.SIGTERM, -signal.SIGKILL]
+    finally:
+        for one in started:
+            one.kill()
 
 
 def test_bad_arguments_end_with_one_line(folder):
