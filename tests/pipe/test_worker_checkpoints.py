@@ -527,6 +527,41 @@ def test_a_checkpoint_that_cannot_be_put_leaves_what_was_there(group, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "here"]
 
 
+def is_put_back(folder: str) -> None:
+    """As a driver leaves it that is killed between the two renames."""
+    pipe = pipe_of("0122", 2, "1f1b")
+    here = Path(folder) / "here [1]"
+    pipe.save_checkpoint(here)
+    state = copy.deepcopy(pipe.state_dict())
+    here.rename(f"{here}.killed.before")
+    pipe.load_checkpoint(here)
+    same(pipe.state_dict(), state)
+    here.rename(f"{here}.killed.before")
+    (Path(folder) / "here [1].another.before").mkdir()
+    with pytest.raises(FileNotFoundError, match="finds no checkpoint"):
+        pipe.load_checkpoint(here)
+    pipe.close()
+
+
+def test_a_checkpoint_that_was_put_aside_is_put_back(group, tmp_path):
+    group[0].call(is_put_back, str(tmp_path))
+
+
+def writes_no_copy(folder: str) -> None:
+    from weft.pipe._workers import shards
+
+    pipe = pipe_of("0122", 2, "1f1b")
+    for worker in ("worker0", "worker1"):
+        with pytest.raises(RuntimeError, match="has no copy of its state to write"):
+            pipe._parts.begin(worker, shards.write_shard, folder, 0, True).wait()
+    pipe.close()
+
+
+def test_without_a_copy_of_the_state_nothing_is_written(group, tmp_path):
+    group[0].call(writes_no_copy, str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def is_of_a_larger_model(folder: str) -> None:
     """Also where a layer is larger in itself, at a worker."""
     import weft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import threading
@@ -27,6 +28,15 @@ def folder_at(path: str | Path) -> Path:
             f"save_checkpoint: {path} is no folder: give another path, or remove what is there"
         )
     return folder
+
+
+def take_back(path: str | Path) -> None:
+    """Puts back what a save had put aside when its driver was killed, if nothing is at the path."""
+    folder = Path(os.path.realpath(path))
+    if not folder.exists():
+        aside = list(folder.parent.glob(f"{glob.escape(folder.name)}.*.before"))
+        if len(aside) == 1:
+            aside[0].rename(folder)
 
 
 class Checkpoint:

@@ -15,7 +15,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from typing_extensions import Self
 
-from weft.pipe._driver.checkpoint import Checkpoint, folder_at
+from weft.pipe._driver.checkpoint import Checkpoint, folder_at, take_back
 from weft.pipe._driver.gradients import ReplicatedGradients
 from weft.pipe._driver.optimizer import PipeOptimizer
 from weft.pipe._driver.refused_methods import LayersElsewhere
@@ -132,7 +132,8 @@ class StateAtWorkers(LayersElsewhere):
 
         A worker that was restarted gets its stages, optimizer and scheduler again. Make the optimizer
         first, so that its state has a place. Gradients are cleared. When this raises, such a worker
-        has no stages, and the others may have taken up a part of the checkpoint.
+        has no stages, and the others may have taken up a part of the checkpoint. Where nothing is at
+        the path because a driver was killed while it replaced the folder, the former one is put back.
 
         Raises:
             FileNotFoundError: a worker does not find the checkpoint.
@@ -142,6 +143,7 @@ class StateAtWorkers(LayersElsewhere):
         """
         folder = os.path.abspath(path)
         self._wait_for_checkpoint()
+        take_back(path)
         with self._parts.with_missing():
             self.at_workers(shards.read_shards, folder, self._parts.layers)
         self.zero_grad()

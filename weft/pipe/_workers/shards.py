@@ -43,7 +43,7 @@ def take_snapshot(pipe: str) -> None:
 
 
 def write_shard(pipe: str, folder: str, number: int, snapshot: bool) -> None:
-    """Writes this worker's state, or the last snapshot of it, whole or not at all."""
+    """Writes this worker's state, or the last snapshot of it; raises as :func:`save_shard`."""
     part = part_of(pipe)
     shard = part.snapshot if snapshot else _shard(pipe)
     part.snapshot = None
@@ -54,10 +54,11 @@ def save_shard(shard: State | None, folder: str, number: int) -> None:
     """Writes a worker's state, whole or not at all.
 
     Raises:
-        RuntimeError: it has what :func:`merged_shards` would not read.
+        RuntimeError: there is none, or it has what :func:`merged_shards` would not read.
     """
-    if shard is not None:
-        _check_readable(shard)
+    if shard is None:
+        raise RuntimeError("this worker has no copy of its state to write: save again")
+    _check_readable(shard)
     path = Path(folder) / f"shard-{number}.pt"
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
