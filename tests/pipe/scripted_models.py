@@ -153,9 +153,9 @@ def seeded(seed: int) -> None:
 def ran_in_cpp(_pipe: str) -> bool:
     """Whether the last task of this worker did."""
     from weft import _C
-    from weft._observe import steps
+    from weft._observe import pipeline_tasks
 
-    return isinstance(steps._kept[-1], _C.pipe.TaskRecord)
+    return isinstance(pipeline_tasks._kept[-1], _C.pipe.TaskRecord)
 
 
 _hooks: list[torch.utils.hooks.RemovableHandle] = []

@@ -15,7 +15,7 @@ from weft.pipe._workers.schedule import (
     Task,
     needs,
     plan,
-    plan_alone,
+    plan_of_kind,
     splits_backward,
 )
 
@@ -124,7 +124,7 @@ def test_interleaved_has_the_smaller_bubble(chunks, rounds):
 
 @pytest.mark.parametrize("kind", [FORWARD, BACKWARD])
 def test_forwards_or_backwards_alone(kind):
-    assert plan_alone(kind, "ab", 3) == {
+    assert plan_of_kind(kind, "ab", 3) == {
         "a": [Task(kind, 0, part) for part in range(3)],
         "b": [Task(kind, 1, part) for part in range(3)],
     }

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from weft import _C
-from weft._observe import state, steps
+from weft._observe import pipeline_tasks, state
 from weft._observe.group_store import GroupStore
 from weft._observe.messages import with_messages_in_pairs
 from weft._observe.waits import who_waits
@@ -61,13 +61,13 @@ def keep_as_asked() -> None:
     keep(kept if _variable(_SIZES) or _variable(_FILES) else 0, kept)
 
 
-def keep(calls: int, pipeline_steps: int) -> None:
-    """Keeps so many RPC calls of each direction, and steps of pipelines, from now on.
+def keep(calls: int, tasks: int) -> None:
+    """Keeps so many RPC calls of each direction, and tasks of pipelines, from now on.
 
     The stacks of calls cost more than all else of their records: only where they are asked for.
     """
     _C._record_calls(calls, stacks=_is_on(_STACKS))
-    steps.start(pipeline_steps)
+    pipeline_tasks.start(tasks)
 
 
 def size() -> int:
@@ -84,14 +84,14 @@ def _is_on(name: str, default: bool = False) -> bool:
 
 
 def record(stacks: bool = True) -> dict[str, Any]:
-    """What torch's recorder dumps, with Weft's operations; RPC calls, pipeline steps, and waits."""
+    """What torch's recorder dumps, with Weft's operations; RPC calls, tasks of pipelines, and waits."""
     trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=stacks))
     waits = [dataclasses.asdict(one) for one in who_waits()]
     made, served = _C._recorded_calls(stacks)
     own = {
         "rpc_calls": made,
         "rpc_requests": served,
-        "pipeline_steps": steps.kept(),
+        "pipeline_steps": pipeline_tasks.kept(),
         "waits": waits,
         "stacks": state.stacks()["stacks"],
     }
@@ -99,7 +99,7 @@ def record(stacks: bool = True) -> dict[str, Any]:
 
 
 def dump_flight_record(path: str | os.PathLike[str] | None = None) -> Path:
-    """Writes what this process did last: collectives, RPC calls, pipeline steps, messages that have
+    """Writes what this process did last: collectives, RPC calls, tasks of pipelines, messages that have
     not ended; and where its threads are.
 
     The file is a pickle that torch's analysis reads: give each rank's a name that ends with the rank,

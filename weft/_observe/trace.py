@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile, supported_activities
 
 from weft import _C
-from weft._observe import flight, steps
+from weft._observe import flight, pipeline_tasks
 from weft._observe.clocks import clock_offset
 from weft._observe.group import ask
 from weft._observe.merged_trace import RANGE, Recorded, merged, named
@@ -222,7 +222,7 @@ def end(worker: str, process: str, number: int) -> Recorded:
             raise RuntimeError("weft.trace: this process is not being traced")
         ended = _stop()
     made, served = _C._recorded_calls(stacks=False)
-    tasks = [one for one in steps.kept() if one["time_created_ns"] >= ended.since]
+    tasks = [one for one in pipeline_tasks.kept() if one["time_created_ns"] >= ended.since]
     flight.keep_as_asked()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         ended.profile.export_chrome_trace(file.name)

@@ -18,12 +18,10 @@ from weft._torch.checkpoints import without_saved_tensor_hooks
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._workers import calls
 from weft.pipe._workers.job import Abandoned, Job, Key, Outcome, Sent, text_of
-from weft.pipe._workers.parcels import pack, portable
+from weft.pipe._workers.parcels import for_worker, pack
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.run import run_mini_batch
 from weft.pipe._workers.values import copied, cut, mapped, tensors_in
-
-Answer = torch.futures.Future[Outcome]
 
 
 class MiniBatch:
@@ -39,12 +37,12 @@ class MiniBatch:
         self._parts = parts
         self._places = parts.places
         self._jobs = jobs
-        self._step = next(iter(jobs.values())).step
+        self._number = next(iter(jobs.values())).mini_batch
         self._name = rpc.get_worker_info().name
         self._own = part_of(pipe) if self._name in jobs else None
         self._given: dict[Key, Any] = {}
         self._deliveries = _C.pipe.Deliveries(pipe)
-        self._begun: list[Answer] = []
+        self._begun: list[torch.futures.Future[Outcome]] = []
         self._ends: queue.SimpleQueue[tuple[str, Outcome | BaseException]] = queue.SimpleQueue()
 
     def run(self, inputs: list[Any]) -> dict[str, Outcome]:
@@ -70,13 +68,13 @@ class MiniBatch:
         future.add_done_callback(lambda done: self._ended(worker, done))
         self._begun.append(future)
 
-    def _ended(self, worker: str, answer: Answer) -> None:
+    def _ended(self, worker: str, answer: torch.futures.Future[Outcome]) -> None:
         try:
             self._ends.put((worker, self._outcome_of(worker, answer)))
         except BaseException as error:
             self._ends.put((worker, error))
             if self._own is not None:  # it may wait for what that worker will not send any more
-                self._own.abandon(self._step, str(error))
+                self._own.abandon(self._number, str(error))
 
     def _take_end(self, outcomes: dict[str, Outcome]) -> None:
         """Waits until a worker's part has ended, and raises the error if it failed."""
@@ -92,8 +90,8 @@ class MiniBatch:
             if first == self._name:
                 self._given[Sent.input, 0, number] = self._own_input(value)
             else:
-                key = (self._step, Sent.input, 0, number)
-                self._deliveries.send(first, key, *portable(pack(value, input=True), first))
+                key = (self._number, Sent.input, 0, number)
+                self._deliveries.send(first, key, *for_worker(pack(value, forward=True), first))
 
     def _own_input(self, value: Any) -> Any:
         """A copy, which the stage may change as one at a worker may: not the caller's batch.
@@ -118,7 +116,7 @@ class MiniBatch:
                 self._take_end({})  # raises the error if a worker ended it
             raise
 
-    def _outcome_of(self, worker: str, answer: Answer) -> Outcome:
+    def _outcome_of(self, worker: str, answer: torch.futures.Future[Outcome]) -> Outcome:
         with self._naming_stages_of(worker):
             outcome = answer.value()
         if outcome.loss is None:
@@ -130,16 +128,18 @@ class MiniBatch:
         try:
             yield
         except RuntimeError as error:
-            stages = [str(at) for at, place in enumerate(self._places) if worker in place.workers]
+            stages = [
+                str(stage) for stage, place in enumerate(self._places) if worker in place.workers
+            ]
             raise RuntimeError(f"stage {', '.join(stages)} of the Pipe: {error}") from None
 
     def _abandon(self, reason: str) -> None:
         """Ends the mini-batch everywhere, and waits until the workers have left it."""
         if self._own is not None:
-            self._own.abandon(self._step, reason)
+            self._own.abandon(self._number, reason)
         for worker in self._jobs.keys() - {self._name}:
             with contextlib.suppress(RuntimeError):
-                self._parts.begin(worker, calls.abandon, self._step, reason)
+                self._parts.begin(worker, calls.abandon, self._number, reason)
         for future in self._begun:
             with contextlib.suppress(Exception):
                 future.wait()

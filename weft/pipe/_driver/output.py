@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from weft import _C
-from weft.pipe._workers.stage import Backward
+from weft.pipe._workers.micro_batch import Backward
 from weft.pipe._workers.values import placed_like
 
 #: Runs the backward at the workers: gradients of the output in, those of the inputs out.

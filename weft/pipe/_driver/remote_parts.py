@@ -143,7 +143,11 @@ class RemoteParts:
             raise
 
     def begin(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function of the workers at one of them, without a timeout; gives a future.
+        """Calls a function of the workers at one of them, without a timeout.
+
+        Returns:
+            What has ``wait()``, which is called once; for :func:`calls.run` also ``value()`` and
+            ``add_done_callback()``.
 
         Raises:
             NotImplementedError: the worker has no Python, and cannot do that.
@@ -156,12 +160,12 @@ class RemoteParts:
             scripted.refuse(f"{function.__name__} needs Python there")
         return found(*args)
 
-    def take_output(self, worker: str, step: int) -> rpc.RRef[Any]:
+    def take_output(self, worker: str, mini_batch: int) -> rpc.RRef[Any]:
         """An RRef of a forward's output."""
         if worker in self._scripted:
-            output = self._scripted[worker].take_output(step)
+            output = self._scripted[worker].take_output(mini_batch)
         else:
-            output = rpc.remote(worker, calls.take_output, args=(self._pipe, step))
+            output = rpc.remote(worker, calls.take_output, args=(self._pipe, mini_batch))
         self._outputs = [one for one in self._outputs if not one.done()]
         taken = output._get_future()
         taken.add_done_callback(lambda _, parts=self: None)  # the stages stay until it is taken

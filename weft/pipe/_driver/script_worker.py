@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.calling import call_async, call_remote
 from weft.pipe._driver.script_optimizer import ScriptOptimizer
-from weft.pipe._workers.job import Done, Job, Outcome, StagePlace
+from weft.pipe._workers.job import Done, Job, Outcome, StagePlace, Work
 from weft.pipe._workers.parcels import unpack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import plan_of
@@ -32,7 +32,7 @@ def has_no_python(worker: str) -> bool:
     return any(one.name == _NAME for one in published(worker, timeout=0))
 
 
-class Answer:
+class ScriptAnswer:
     """What a worker answers, made of TorchScript's values when it is asked for."""
 
     def __init__(self, future: torch.futures.Future[Any], read: Callable[[Any], Any]) -> None:
@@ -45,12 +45,12 @@ class Answer:
     def value(self) -> Any:
         return self._read(self._future.value())
 
-    def add_done_callback(self, callback: Callable[[Answer], None]) -> None:
+    def add_done_callback(self, callback: Callable[[ScriptAnswer], None]) -> None:
         self._future.add_done_callback(lambda _: callback(self))
 
 
-class Here:
-    """What the driver does itself for such a worker: when it is waited for."""
+class AtDriver:
+    """What the driver does itself for such a worker: once, when it is waited for; only ``wait()``."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function = function
@@ -125,7 +125,7 @@ class ScriptWorker:
         self, method: str, *args: Any, read: Callable[[Any], Any] = lambda value: value
     ) -> Any:
         target = f"{self._worker}/{_NAME}"
-        return Answer(call_async(target, self._pipe, *args, method=method, timeout=0), read)
+        return ScriptAnswer(call_async(target, self._pipe, *args, method=method, timeout=0), read)
 
     # As weft.pipe._workers.calls
 
@@ -143,16 +143,16 @@ class ScriptWorker:
         self._hold = call_remote(
             target, self._pipe, driver, workers, stages, given, method="build", timeout=0
         )
-        return Here(self._hold._get_future().wait)
+        return AtDriver(self._hold._get_future().wait)
 
     def has_part(self) -> Any:
         return self._call("has_part")
 
     def declared_skips(self) -> Any:
-        return Here(list)  # TorchScript has no skips
+        return AtDriver(list)  # TorchScript has no skips
 
     def connect(self, _routes: Any) -> Any:
-        return Here(lambda: None)  # what goes along skip connections goes past this worker
+        return AtDriver(lambda: None)  # what goes along skip connections goes past this worker
 
     def run(self, job: Job) -> Any:
         loss = job.criterion if isinstance(job.criterion, SavedLoss) else None
@@ -160,7 +160,7 @@ class ScriptWorker:
         if job.given is not None:
             targets = split(unpack(job.given), len(job.weights))
 
-        tasks = plan_of(job.order, self._workers)[self._worker]
+        tasks = plan_of(job.plan_spec, self._workers)[self._worker]
 
         def outcome(
             answer: tuple[Tensor | None, str, Tensor, dict[int, list[Tensor | None]]],
@@ -174,22 +174,22 @@ class ScriptWorker:
 
         return self._call(
             "run",
-            job.step,
+            job.mini_batch,
             [tuple(task) for task in tasks],
             job.recompute,
-            job.criterion is not None,
+            job.work is Work.STEP,
             None if loss is None else _bytes(loss.saved),
             targets,
             list(job.weights),
             read=outcome,
         )
 
-    def abandon(self, step: int, reason: str) -> Any:
-        return self._call("abandon", step, reason)
+    def abandon(self, mini_batch: int, reason: str) -> Any:
+        return self._call("abandon", mini_batch, reason)
 
-    def take_output(self, step: int) -> rpc.RRef[Any]:
+    def take_output(self, mini_batch: int) -> rpc.RRef[Any]:
         """An RRef of it."""
-        return call_remote(f"{self._worker}/{_NAME}", self._pipe, step, method="take_output")
+        return call_remote(f"{self._worker}/{_NAME}", self._pipe, mini_batch, method="take_output")
 
     def close(self) -> Any:
         self._hold = None
@@ -234,11 +234,11 @@ class ScriptWorker:
         return self._call("make_optimizer")
 
     def make_scheduler(self, cls: Callable[..., Any], options: dict[str, Any]) -> Any:
-        return Here(self._optimizer.make_scheduler, cls, options)
+        return AtDriver(self._optimizer.make_scheduler, cls, options)
 
     def call_optimizer(self, what: str, method: str, *args: Any) -> Any:
         if what == "scheduler":
-            return Here(self._optimizer.call_scheduler, method, *args)
+            return AtDriver(self._optimizer.call_scheduler, method, *args)
         if method == "zero_grad":
             return self._call("zero_grad", *args)
         return self._call("optimize", *self._optimizer.next_step())
@@ -247,7 +247,7 @@ class ScriptWorker:
         return self._call("optimizer_state", read=self._optimizer.state)
 
     def optimized(self) -> Any:
-        return Here(self._optimizer.names)
+        return AtDriver(self._optimizer.names)
 
     def load_optimizer(self, state: State) -> Any:
         return self._call("load_optimizer", self._optimizer.load(state))
@@ -255,7 +255,7 @@ class ScriptWorker:
     # Checkpoints: the driver reads and writes the worker's shard
 
     def take_snapshot(self) -> Any:
-        return Here(self._take_snapshot)
+        return AtDriver(self._take_snapshot)
 
     def _take_snapshot(self) -> None:
         self._snapshot = self._shard()
@@ -264,7 +264,7 @@ class ScriptWorker:
         return {"layers": self.layers_state().wait(), "optimizer": self.optimizer_state().wait()}
 
     def write_shard(self, folder: str, number: int, snapshot: bool) -> Any:
-        return Here(self._write_shard, folder, number, snapshot)
+        return AtDriver(self._write_shard, folder, number, snapshot)
 
     def _write_shard(self, folder: str, number: int, snapshot: bool) -> None:
         shard = self._snapshot if snapshot else self._shard()
@@ -272,7 +272,7 @@ class ScriptWorker:
         save_shard(shard, folder, number)
 
     def read_shards(self, folder: str, names: Sequence[str]) -> Any:
-        return Here(self._read_shards, folder, names)
+        return AtDriver(self._read_shards, folder, names)
 
     def _read_shards(self, folder: str, names: Sequence[str]) -> None:
         def load(state: State) -> Any:

@@ -25,20 +25,23 @@ from weft.pipe._inputs import check_checkpoint, check_chunks, check_rows
 from weft.pipe._pipe import Pipe
 from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers import calls
-from weft.pipe._workers.job import Job, Outcome, StagePlace, loss_elsewhere
-from weft.pipe._workers.parcels import pack, portable
+from weft.pipe._workers.job import Job, Outcome, Work
+from weft.pipe._workers.micro_batch import Backward
+from weft.pipe._workers.parcels import for_worker, pack
 from weft.pipe._workers.recording import WorkerRecording
-from weft.pipe._workers.schedule import BACKWARD, FORWARD, SCHEDULES, Order, Plan, plan_of
+from weft.pipe._workers.schedule import SCHEDULES, Plan, PlanSpec, plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted
 from weft.pipe._workers.splitting import refuse_gradients, rows_of, split, wanting_gradients
-from weft.pipe._workers.stage import Backward
 
 
 class WorkerPipe(StateAtWorkers):
     """A Pipe whose stages are on workers: ``weft.Pipe(module, chunks, schedule="1f1b")``.
 
     The driver, which makes it, tells the workers what to run; activations and gradients go from
-    worker to worker. It may run stages itself. One thread at a time.
+    worker to worker. It may run stages itself. A Pipe by type only: it has no engine, partitions or
+    devices.
+
+    Mini-batches of several threads come one after the other; the rest from one thread at a time.
     """
 
     def __init__(
@@ -71,8 +74,8 @@ class WorkerPipe(StateAtWorkers):
         #: The workers and the devices of each stage, or of its replicas.
         self.places = self._parts.places
         self._workers = self._parts.workers
-        self._plan(self._order(self.chunks))  # raises what the schedule cannot do
-        self._step = 0
+        self._plan(self._plan_spec(Work.STEP, self.chunks))  # raises what the schedule cannot do
+        self._mini_batches = 0
         self._running = threading.Lock()
         self._running_thread: int | None = None  # that holds the lock
         self._recording: WorkerRecording | None = None
@@ -138,9 +141,8 @@ class WorkerPipe(StateAtWorkers):
         rows = [rows_of(inputs, micro_batches), rows_of(targets, wanted)]
         check_rows(rows)
         weights = weights_of(max(rows, key=sum), loss, reduction)
-        order, recompute = self._order(len(micro_batches)), self._recompute(len(micro_batches))
-        job = Job(order, recompute, criterion=loss, weights=weights)
-        _, outcomes = self._run(job, micro_batches, targets)
+        job = self._job(Work.STEP, len(micro_batches))._replace(criterion=loss, weights=weights)
+        _, outcomes = self._run_mini_batch(job, micro_batches, targets)
         backward_of_inputs(micro_batches, outcomes)
         return torch.stack([outcome.loss for outcome in outcomes]).sum()
 
@@ -174,19 +176,20 @@ class WorkerPipe(StateAtWorkers):
             self._check_inner_remote()
             self._parts.check_graph()
         micro_batches = split(inputs, self.chunks)
-        job = Job(self._order(len(micro_batches), FORWARD), self._recompute(len(micro_batches)))
+        job = self._job(Work.FORWARD, len(micro_batches))
         last = self.places[-1].worker
         if not with_graph:
-            step, _ = self._run(job, micro_batches)
-            return self._parts.take_output(last, step)
+            mini_batch, _ = self._run_mini_batch(job, micro_batches)
+            return self._parts.take_output(last, mini_batch)
         graphs = self._open_graphs()
-        step, _ = self._run(job, micro_batches, graphs=graphs)
+        job = job._replace(work=Work.FORWARD_WITH_GRAPH)
+        mini_batch, _ = self._run_mini_batch(job, micro_batches, graphs=graphs)
         run = functools.partial(self._backward, graphs, len(micro_batches))
         graph = ForwardGraph(self._workers, wanting_gradients(micro_batches), run)
         if last == rpc.get_worker_info().name:
-            value, wanted = calls.take_output(self._identity, step)
+            value, wanted = calls.take_output(self._identity, mini_batch)
             return rpc.RRef(graph.attach(value, wanted))
-        return PipeOutput(self._parts.take_output(last, step), graph)
+        return PipeOutput(self._parts.take_output(last, mini_batch), graph)
 
     def _check_inner_remote(self) -> None:
         """A stage's graph ends at its border, so what a remote call inside of it gives has no gradient."""
@@ -214,11 +217,11 @@ class WorkerPipe(StateAtWorkers):
     ) -> list[Tensor | None]:
         """Runs the backward of a forward. Returns the gradients of the inputs that want one."""
         self._gradients.check(how.context)
-        job = Job(self._order(chunks, BACKWARD), [False] * chunks, backward=how)
-        _, outcomes = self._run(job, [], list(gradients), graphs)
+        job = self._job(Work.BACKWARD, chunks)._replace(backward=how)
+        _, outcomes = self._run_mini_batch(job, [], list(gradients), graphs)
         return input_gradients(outcomes)
 
-    def _run(
+    def _run_mini_batch(
         self,
         job: Job,
         micro_batches: list[Any],
@@ -235,18 +238,18 @@ class WorkerPipe(StateAtWorkers):
         """
         recording = self._recording
         with self._alone():
-            self._step += 1
-            job = job._replace(step=self._step, recorded=recording is not None)
+            self._mini_batches += 1
+            job = job._replace(mini_batch=self._mini_batches, recorded=recording is not None)
             jobs = self._jobs(job, given, graphs)
             try:
                 outcomes = MiniBatch(self._identity, self._parts, jobs).run(micro_batches)
             except BaseException:
-                self._gradients.broken |= job.criterion is not None or job.backward is not None
+                self._gradients.broken |= job.work in (Work.STEP, Work.BACKWARD)
                 raise
             if recording is not None:
                 done = {worker: one.tasks for worker, one in outcomes.items()}
-                recording.add(self._plan(job.order), done)
-            return job.step, [outcomes[worker] for worker in self._workers]
+                recording.add(self._plan(job.plan_spec), done)
+            return job.mini_batch, [outcomes[worker] for worker in self._workers]
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -269,31 +272,33 @@ class WorkerPipe(StateAtWorkers):
         """The mini-batch as each worker is told of it."""
         criteria = self._criteria(job.criterion)
         jobs = {
-            worker: job._replace(graph=graphs and graphs[worker], criterion=criteria[worker])
+            worker: job._replace(graph=graphs and graphs[worker], criterion=criteria.get(worker))
             for worker in self._workers
         }
         if given is None:
             return jobs
         # Targets go to all replicas of the last stage; gradients of the output to the first, which has it.
         last = self.places[-1].workers
-        for worker in last if job.criterion is not None else last[:1]:
-            jobs[worker] = jobs[worker]._replace(given=portable(pack(given), worker))
+        for worker in last if job.work is Work.STEP else last[:1]:
+            jobs[worker] = jobs[worker]._replace(given=for_worker(pack(given), worker))
         return jobs
 
     def _criteria(self, loss: Callable[[Any, Any], Tensor] | None) -> dict[str, Any]:
-        """The loss for each worker. A scripted one is saved once, for all workers but this one."""
+        """The loss for each worker that computes it. A scripted one is saved once, for the others."""
         if loss is None:
-            return dict.fromkeys(self._workers)
+            return {}
         here, last = rpc.get_worker_info().name, self.places[-1].workers
         sent = SavedLoss.of(loss) if is_scripted(loss) and last != (here,) else loss
-        of_last = {worker: loss if worker == here else sent for worker in last}
-        return dict.fromkeys(self._workers, loss_elsewhere) | of_last
+        return {worker: loss if worker == here else sent for worker in last}
 
-    def _order(self, chunks: int, alone: str | None = None) -> Order:
-        return Order(self.schedule, chunks, alone)
+    def _job(self, work: Work, chunks: int) -> Job:
+        return Job(work, self._plan_spec(work, chunks), self._recompute(chunks))
 
-    def _plan(self, order: Order) -> Plan:
-        return plan_of(order, tuple(place.workers for place in self.places))
+    def _plan_spec(self, work: Work, chunks: int) -> PlanSpec:
+        return PlanSpec(self.schedule, chunks, work.only)
+
+    def _plan(self, spec: PlanSpec) -> Plan:
+        return plan_of(spec, tuple(place.workers for place in self.places))
 
     def _recompute(self, chunks: int) -> list[bool]:
         if self.checkpoint == "never" or not self.training:
@@ -353,6 +358,3 @@ class WorkerPipe(StateAtWorkers):
 
 
 Pipe._over_workers = WorkerPipe
-
-
-__all__ = ["StagePlace", "WorkerPipe"]

@@ -74,8 +74,8 @@ def build_sent(
 ) -> None:
     """As :func:`build`, of packed stages and calls.
 
-    Where they cannot be unpacked, as a class is not known here, the hold is: an RRef in a message that
-    cannot be read stays with its owner, and delays the shutdown.
+    Packed apart from ``hold``: if a class is not known here, only the unpacking fails. An RRef in a
+    message that cannot be read would stay with its owner, and delay the shutdown.
     """
     stages, set_up = unpack(sent)
     build(pipe, driver, places, stages, deferred, set_up, hold)
@@ -119,13 +119,13 @@ def open_graph(pipe: str) -> Graph:
     return graph
 
 
-def abandon(pipe: str, step: int, reason: str) -> None:
+def abandon(pipe: str, mini_batch: int, reason: str) -> None:
     if pipe in parts:
-        parts[pipe].abandon(step, reason)
+        parts[pipe].abandon(mini_batch, reason)
 
 
-def take_output(pipe: str, step: int) -> Any:
-    return part_of(pipe).take_output(step)
+def take_output(pipe: str, mini_batch: int) -> Any:
+    return part_of(pipe).take_output(mini_batch)
 
 
 def close(pipe: str) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from weft.pipe._workers.micro_batch import Held
 from weft.pipe._workers.parcels import check_visible
-from weft.pipe._workers.stage import Held, Stage
+from weft.pipe._workers.stage import Stage
 from weft.pipe._workers.values import joined, leaves, placed, wants_gradient
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from weft import _C
 from weft.pipe._workers.graph import Graph
+from weft.pipe._workers.micro_batch import Backward
 from weft.pipe._workers.parcels import Parcel
-from weft.pipe._workers.schedule import Order, Task, worker_of
-from weft.pipe._workers.stage import Backward
+from weft.pipe._workers.schedule import BACKWARD, FORWARD, PlanSpec, Task, worker_of
 
 Sent = _C.pipe.Sent
 
@@ -36,25 +37,37 @@ class StagePlace(NamedTuple):
         return self.devices[self.workers.index(worker)]
 
 
+class Work(enum.Enum):
+    """What a mini-batch does."""
+
+    STEP = enum.auto()  # forward, loss and backward
+    FORWARD = enum.auto()
+    FORWARD_WITH_GRAPH = enum.auto()  # keeps what backwards need
+    BACKWARD = enum.auto()  # of what such a forward kept
+
+    @property
+    def only(self) -> str | None:
+        """The one kind of its tasks; None: of all kinds."""
+        if self is Work.STEP:
+            return None
+        return BACKWARD if self is Work.BACKWARD else FORWARD
+
+
 class Job(NamedTuple):
     """One mini-batch, as all workers are told of it."""
 
-    order: Order
+    work: Work
+    plan_spec: PlanSpec
     recompute: list[bool]  # for each micro-batch
-    step: int = 0
+    mini_batch: int = 0  # its number
     recorded: bool = False  # whether the outcome says when each task ran
-    criterion: Callable[[Any, Any], Tensor] | None = None  # None: a forward or a backward alone
+    criterion: Callable[[Any, Any], Tensor] | None = None  # in a step, at the last stage's workers
     weights: Sequence[float] = ()  # of each micro-batch's loss
     #: For the last stage's worker: the targets of the whole mini-batch, or, in a backward alone, the
     #: gradients of its output.
     given: Parcel | None = None
     graph: Graph | rpc.PyRRef | None = None  # keeps a forward for backwards alone
-    backward: Backward | None = None  # a backward alone, of what the graph keeps
-
-
-def loss_elsewhere(_output: Any, _target: Any) -> Tensor:
-    """The ``criterion`` of a worker that does not have the last stage."""
-    raise NotImplementedError
+    backward: Backward = Backward()
 
 
 class Done(NamedTuple):

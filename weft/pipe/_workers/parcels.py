@@ -32,28 +32,28 @@ class LostSharing(NamedTuple):
     value: Any
 
 
-def pack(value: Any, input: bool = False) -> Parcel:
+def pack(value: Any, forward: bool = False) -> Parcel:
     """The value apart from its tensors. A tensor that occurs twice stays one.
 
-    With ``input``, different tensors of one memory come as :class:`LostSharing`.
+    With ``forward``, different tensors of one memory come as :class:`LostSharing`.
 
     Raises:
-        TypeError: an ``input`` has tensors that want gradients where nobody finds them.
+        TypeError: a value that goes ``forward`` has tensors that want gradients where nobody finds them.
     """
     if type(value) is Tensor:
         return _TENSOR, [value]
     if isinstance(value, LostSharing):
-        layout, tensors = pack(value.value, input)
+        layout, tensors = pack(value.value, forward)
         return _LOST_SHARING + layout.removeprefix(_LOST_SHARING), tensors
     layout = _layout_of(value) if type(value) in (list, tuple) else None
     if layout is not None:
         tensors = [one for one in value if one is not None]
     else:
         layout, tensors = internal.serialize(value)
-        if input and not _are_visible(value, tensors):
+        if forward and not _are_visible(value, tensors):
             rref.drop_last()
             raise _hidden(value)
-    return (_LOST_SHARING if input and _C.pipe.share_storage(tensors) else b"") + layout, tensors
+    return (_LOST_SHARING if forward and _C.pipe.share_storage(tensors) else b"") + layout, tensors
 
 
 def check_visible(value: Any) -> None:
@@ -108,7 +108,7 @@ def _as_leaf(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_leaf else cut(tensor)
 
 
-def portable(parcel: Parcel, worker: str) -> Parcel:
+def for_worker(parcel: Parcel, worker: str) -> Parcel:
     """The parcel for another worker: on the CPU where no device map leads there."""
     layout, tensors = parcel
     if all(_is_host(tensor) for tensor in tensors) or _has_device_map(worker):

@@ -21,7 +21,7 @@ from weft.pipe._workers.job import Abandoned, Arrival, SkipRoute, StagePlace
 from weft.pipe._workers.parcels import adopt, settle, unpack
 from weft.pipe._workers.replicas import Replicas
 from weft.pipe._workers.runner import Runner
-from weft.pipe._workers.schedule import Order, Task, plan_of
+from weft.pipe._workers.schedule import PlanSpec, Task, plan_of
 from weft.pipe._workers.stage import Stage
 from weft.pipe.skip import Skippable
 from weft.pipe.skip._layout import Declared
@@ -111,15 +111,15 @@ class Part:
             if len(workers) > 1
         ]
 
-    def tasks(self, order: Order) -> list[Task]:
+    def tasks(self, spec: PlanSpec) -> list[Task]:
         """This worker's tasks of a mini-batch."""
-        return plan_of(order, self._workers)[self.name]
+        return plan_of(spec, self._workers)[self.name]
 
-    def abandon(self, step: int, reason: str) -> None:
+    def abandon(self, mini_batch: int, reason: str) -> None:
         """Ends a mini-batch: its run, if there is one, stops at its next wait; its output is dropped."""
         # A text of Python's may have what UTF-8 has not, such as a file's name of other bytes.
-        self.arrivals.end(step, reason.encode(errors="backslashreplace").decode())
-        self._outputs.pop(step, None)
+        self.arrivals.end(mini_batch, reason.encode(errors="backslashreplace").decode())
+        self._outputs.pop(mini_batch, None)
 
     def take(self, key: Arrival) -> Any:
         """Waits for what another worker sends.
@@ -142,19 +142,19 @@ class Part:
         """Waits for the current streams: the next call that touches the layers runs on others."""
         settle(stage.device for stage in self.stages.values())
 
-    def keep_output(self, step: int, output: Any) -> None:
+    def keep_output(self, mini_batch: int, output: Any) -> None:
         """Keeps a forward's output, if there is one, until the driver asks for it or gives it up.
 
         Called before the mini-batch ends here: until then, only the driver ends it.
         """
         if output is not None:
-            self._outputs[step] = output
-        if self.arrivals.is_over(step):  # abandon() may have come before the output
-            self._outputs.pop(step, None)
+            self._outputs[mini_batch] = output
+        if self.arrivals.is_over(mini_batch):  # abandon() may have come before the output
+            self._outputs.pop(mini_batch, None)
 
-    def take_output(self, step: int) -> Any:
+    def take_output(self, mini_batch: int) -> Any:
         """The output of a forward, once."""
-        output = self._outputs.pop(step)
+        output = self._outputs.pop(mini_batch)
         adopt(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
         return output
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from weft import _C
-from weft._observe import steps
+from weft._observe import pipeline_tasks
 from weft._torch.checkpoints import end_checkpoints
 from weft.pipe._workers.graph import Graph
-from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent, text_of
-from weft.pipe._workers.parcels import LostSharing, pack, portable, unpack
+from weft.pipe._workers.job import Abandoned, Done, Job, Key, Outcome, Sent, Work, text_of
+from weft.pipe._workers.micro_batch import MicroBatch, Skips
+from weft.pipe._workers.parcels import LostSharing, for_worker, pack, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.replicas import (
     Replicas,
@@ -26,12 +27,9 @@ from weft.pipe._workers.replicas import (
 )
 from weft.pipe._workers.schedule import BACKWARD, FORWARD, WEIGHTS, Task
 from weft.pipe._workers.scripted import SavedLoss, ScriptedRun, runs_in_cpp
+from weft.pipe._workers.sent_values import SentValues
 from weft.pipe._workers.splitting import split
-from weft.pipe._workers.stage import Backward, MicroBatch, Skips
-from weft.pipe._workers.values import Versions, have_changed, joined, tensors_in, with_versions
-
-#: The versions of what a stage has sent, by what it is for and where it goes.
-SentVersions = dict[tuple[Sent, int], Versions]
+from weft.pipe._workers.values import joined, tensors_in
 
 
 def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) -> Outcome:
@@ -46,21 +44,21 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
         Abandoned: the mini-batch was given up, or the driver is lost.
         RuntimeError: a task failed, or what a neighbour needs could not be sent.
     """
-    if part.arrivals.is_over(job.step):
+    if part.arrivals.is_over(job.mini_batch):
         raise Abandoned("the mini-batch was over before it began here")
     graph = job.graph if isinstance(job.graph, Graph | None) else job.graph.local_value()
     try:
-        if graph is not None and job.backward is not None:
+        if job.work is Work.BACKWARD:
             graph.lend(part.stages, job.backward.retain)
         run = run_of(part, job, given or {}, graph)
-        with torch.set_grad_enabled(job.criterion is not None or graph is not None):
+        with torch.set_grad_enabled(job.work is not Work.FORWARD):
             run.run_tasks()
         run.wait_for_sent()
-        if graph is not None and job.backward is None:
+        if job.work is Work.FORWARD_WITH_GRAPH:
             graph.keep(part.stages)
-        part.keep_output(job.step, run.output())
+        part.keep_output(job.mini_batch, run.output())
     finally:
-        part.arrivals.end(job.step, "the mini-batch is over")
+        part.arrivals.end(job.mini_batch, "the mini-batch is over")
         for stage in part.stages.values():
             stage.forget()
         part.settle()
@@ -69,7 +67,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
 
 def run_of(part: Part, job: Job, given: dict[Key, Any], graph: Graph | None) -> Run | ScriptedRun:
     """The run of a mini-batch: in C++ where nothing of it needs Python."""
-    if graph is None and job.backward is None and runs_in_cpp(part, job):
+    if runs_in_cpp(part, job):
         return ScriptedRun(part, job, given)
     if isinstance(job.criterion, SavedLoss):
         job = job._replace(criterion=job.criterion.load())
@@ -88,20 +86,18 @@ class Run:
         self.done: list[Done] = []
         self._graph = graph
         self._outputs: list[Any] = []
-        self._input_gradients: dict[
-            int, list[Tensor | None]
-        ] = {}  # of the first stage, by micro-batch
-        self._sent: dict[tuple[int, int], SentVersions] = {}  # by stage and micro-batch
-        self._sent_last: dict[int, int] = {}  # the last micro-batch that was sent, by stage
-        self._step: steps.Step
+        #: Of the first stage, by micro-batch.
+        self._input_gradients: dict[int, list[Tensor | None]] = {}
+        self._sent = SentValues()
+        self._record: pipeline_tasks.TaskRecord  # of the task that runs
         self._last = len(part.places) - 1
-        self._tasks = part.tasks(job.order)
+        self._tasks = part.tasks(job.plan_spec)
         self._split_stages = {task.stage for task in self._tasks if task.kind == WEIGHTS}
-        self._number = _C.pipe.next_mini_batch_number()
+        self._run_number = _C.pipe.next_mini_batch_number()
         self._own = given  # values of this worker's stages for each other, and from the driver
         self._targets: list[Any] = []
         self._deliveries = _C.pipe.Deliveries(part.pipe)
-        if job.given is not None and job.backward is not None:
+        if job.given is not None and job.work is Work.BACKWARD:
             found = graph.split(unpack(job.given), part.stages[self._last].device)
             for number, gradients in enumerate(found):
                 self._send(Sent.gradients, self._last, number, gradients)
@@ -110,8 +106,8 @@ class Run:
 
     def run_tasks(self) -> None:
         """Runs all tasks, adds up the gradients of replicas, and takes the outputs of a forward alone."""
-        backward = self.job.backward
-        trains = self.job.criterion is not None or (backward is not None and backward.parameters)
+        work = self.job.work
+        trains = work is Work.STEP or (work is Work.BACKWARD and self.job.backward.parameters)
         replicas = self.part.replicas if trains else []
         for one in replicas:
             one.begin()
@@ -122,37 +118,38 @@ class Run:
             for one in replicas:
                 if self._last_task(one) == number:  # other stages' tasks overlap with the sending
                     self._send_sums(one)
-        if self._graph is not None and backward is None:  # no backward of this run checks it
-            for at in self._sent:
-                self._check_sent(*at, keep=True)
+        if work is Work.FORWARD_WITH_GRAPH:  # no backward of this run checks it
+            self._sent.check_all()
         for one in replicas:
-            one.add_up([self._sums_of(one, at) for at in range(len(one.workers))])
-        alone = self.job.criterion is None and backward is None
-        if alone and self.part.places[-1].worker == self.part.name:
+            one.add_up([self._sums_of(one, replica) for replica in range(len(one.workers))])
+        forward_alone = work in (Work.FORWARD, Work.FORWARD_WITH_GRAPH)
+        if forward_alone and self.part.places[-1].worker == self.part.name:
             for number in range(len(self.job.recompute)):
                 output = self._take(Sent.input, self._last + 1, number)
                 self._outputs.append(output.value if isinstance(output, LostSharing) else output)
 
     def _last_task(self, replicas: Replicas) -> int:
         """The number of the last task of these stages; -1: fewer micro-batches than replicas, so none."""
-        own = [at for at, task in enumerate(self._tasks) if task.stage in replicas.stages]
+        own = [number for number, task in enumerate(self._tasks) if task.stage in replicas.stages]
         return max(own, default=-1)
 
     def _send_sums(self, replicas: Replicas) -> None:
-        at = replicas.workers.index(self.part.name)
+        own = replicas.workers.index(self.part.name)
         for worker in replicas.workers:
             if worker != self.part.name:
-                self._deliver(worker, Sent.sums, replicas.stages[0], at, replicas.sums())
+                self._deliver(worker, Sent.sums, replicas.stages[0], own, replicas.sums())
 
-    def _sums_of(self, replicas: Replicas, at: int) -> Sums:
-        if replicas.workers[at] == self.part.name:
+    def _sums_of(self, replicas: Replicas, replica: int) -> Sums:
+        if replicas.workers[replica] == self.part.name:
             return replicas.sums()
-        return self.part.take((self.job.step, Sent.sums, replicas.stages[0], at))
+        return self.part.take((self.job.mini_batch, Sent.sums, replicas.stages[0], replica))
 
     def _run_task(self, task: Task) -> None:
         """Runs a task; an error says which one it was."""
-        self._step = steps.begin(self.job.step, task.stage, task.micro_batch, task.kind)
-        self._step.started = self._step.created
+        self._record = pipeline_tasks.begin(
+            self.job.mini_batch, task.stage, task.micro_batch, task.kind
+        )
+        self._record.started = self._record.created
         try:
             if task.kind == FORWARD:
                 self._run_forward(task)
@@ -174,31 +171,31 @@ class Run:
     def _run_forward(self, task: Task) -> None:
         stage, number = self.part.stages[task.stage], task.micro_batch
         value = self._take(Sent.input, task.stage, number)
-        skips = {at: self._take(Sent.skip, at, number) for at in stage.pops}
+        skips = {skip: self._take(Sent.skip, skip, number) for skip in stage.pops}
         recompute = self.job.recompute
-        at = MicroBatch(task.stage, number, len(recompute), self._number)
+        micro_batch = MicroBatch(task.stage, number, len(recompute), self._run_number)
         watched = contextlib.ExitStack()
         if len(self.part.places[task.stage].workers) > 1:
             watched.enter_context(unchanged_in_replica(stage.layers))
         elif stage.shared:
             watched.enter_context(unchanged_buffers(stage.layers, stage.shared))
-        if task.stage == self._last and self.job.criterion is not None:
+        if task.stage == self._last and self.job.work is Work.STEP:
             target, weight = self._targets[number], self.job.weights[number]
             elsewhere = self.part.name != self.part.driver
             if elsewhere and isinstance(self.job.criterion, nn.Module):
                 watched.enter_context(unchanged_loss(self.job.criterion))
             with watched:
+                criterion = self.job.criterion
                 loss = stage.loss(
-                    at, value, skips, recompute[number], self.job.criterion, target, weight
+                    micro_batch, value, skips, recompute[number], criterion, target, weight
                 )
             self.loss = self.loss + loss.cpu()
             self._note_done(task)
             return
         with watched:
-            output, stashed = stage.forward(at, value, skips, recompute[number])
+            output, stashed = stage.forward(micro_batch, value, skips, recompute[number])
         self._note_done(task)
-        if task.stage in self._sent_last:
-            self._check_sent(task.stage, self._sent_last[task.stage], keep=torch.is_grad_enabled())
+        self._sent.check_last(task.stage, keep=torch.is_grad_enabled())
         if task.stage == self._last:  # its first replica joins the outputs
             self._send(Sent.input, task.stage + 1, number, output)
         else:
@@ -206,34 +203,30 @@ class Run:
 
     def _send_outputs(self, task: Task, output: Any, stashed: Skips) -> None:
         given = {(Sent.input, task.stage + 1): output}
-        given |= {(Sent.skip, at): one for at, one in stashed.items()}
-        self._sent[task.stage, task.micro_batch] = {
-            key: with_versions(tensors_in(value)) for key, value in given.items()
-        }
-        self._sent_last[task.stage] = task.micro_batch
+        given |= {(Sent.skip, skip): one for skip, one in stashed.items()}
+        self._sent.note(task.stage, task.micro_batch, given)
         elsewhere = any(self._worker(*key, task.micro_batch) != self.part.name for key in given)
         lost = (
             bool(stashed) and elsewhere and _C.pipe.share_storage(tensors_in(list(given.values())))
         )
-        for (what, at), value in given.items():
-            self._send(what, at, task.micro_batch, LostSharing(value) if lost else value)
+        for (what, to), value in given.items():
+            self._send(what, to, task.micro_batch, LostSharing(value) if lost else value)
 
     def _run_backward(self, task: Task) -> None:
         number, gradients = task.micro_batch, None
-        self._check_sent(task.stage, number)
-        if task.stage < self._last or self.job.backward is not None:
+        self._sent.check(task.stage, number)
+        if task.stage < self._last or self.job.work is Work.BACKWARD:
             gradients = self._take(Sent.gradients, task.stage, number)
         stage = self.part.stages[task.stage]
         stashed = stage.stashed_with_gradient(number)
-        skips = {at: self._take(Sent.skip_gradient, at, number) for at in stashed}
+        skips = {skip: self._take(Sent.skip_gradient, skip, number) for skip in stashed}
         if task.stage in self._split_stages:
             found, popped = stage.input_gradients(number, gradients, skips)
         else:
-            how = self.job.backward or Backward()
-            found, popped = stage.backward(number, gradients, skips, how)
+            found, popped = stage.backward(number, gradients, skips, self.job.backward)
         self._note_done(task)
-        for at, one in popped.items():
-            self._send(Sent.skip_gradient, at, number, one)
+        for skip, one in popped.items():
+            self._send(Sent.skip_gradient, skip, number, one)
         if task.stage > 0:
             self._send(Sent.gradients, task.stage - 1, number, found)
         else:
@@ -243,39 +236,42 @@ class Run:
         self.part.stages[task.stage].weights(task.micro_batch)
         self._note_done(task)
 
-    def _take(self, what: Sent, stage: int, number: int) -> Any:
-        if (what, stage, number) in self._own:
-            self._hand_over(what, stage, number)
-            return self._own.pop((what, stage, number))
-        self._step.started = 0
-        value = self.part.take((self.job.step, what, stage, number))
-        self._step.started = time.monotonic_ns()
+    def _take(self, what: Sent, to: int, number: int) -> Any:
+        """A value for a stage, or of a skip connection; from this worker or another one."""
+        if (what, to, number) in self._own:
+            if what in (Sent.input, Sent.skip):  # the receiver may change it
+                giver = to - 1 if what == Sent.input else self.part.skips[to].begin
+                self._sent.release(giver, number, (what, to))
+            return self._own.pop((what, to, number))
+        self._record.started = 0
+        value = self.part.take((self.job.mini_batch, what, to, number))
+        self._record.started = time.monotonic_ns()
         return value
 
     def _note_done(self, task: Task) -> None:
-        self._step.ended = time.monotonic_ns()
-        self.done.append(Done(task, self._step.started, self._step.ended))
+        self._record.ended = time.monotonic_ns()
+        self.done.append(Done(task, self._record.started, self._record.ended))
 
-    def _send(self, what: Sent, at: int, number: int, value: Any) -> None:
-        worker = self._worker(what, at, number)
+    def _send(self, what: Sent, to: int, number: int, value: Any) -> None:
+        worker = self._worker(what, to, number)
         if worker == self.part.name:
-            self._own[what, at, number] = value
+            self._own[what, to, number] = value
         else:
-            self._deliver(worker, what, at, number, value)
+            self._deliver(worker, what, to, number, value)
 
-    def _deliver(self, worker: str, what: Sent, at: int, number: int, value: Any) -> None:
-        key = (self.job.step, what, at, number)
+    def _deliver(self, worker: str, what: Sent, to: int, number: int, value: Any) -> None:
+        key = (self.job.mini_batch, what, to, number)
         forward = what in (Sent.input, Sent.skip)
-        self._deliveries.send(worker, key, *portable(pack(value, forward), worker))
+        self._deliveries.send(worker, key, *for_worker(pack(value, forward), worker))
 
-    def _worker(self, what: Sent, at: int, number: int) -> str:
+    def _worker(self, what: Sent, to: int, number: int) -> str:
         """The worker that a value is for: that of a stage, or of an end of a skip connection."""
         if what == Sent.skip:
-            at = self.part.skips[at].end
+            to = self.part.skips[to].end
         elif what == Sent.skip_gradient:
-            at = self.part.skips[at].begin
+            to = self.part.skips[to].begin
         places = self.part.places
-        return places[at].worker_of(number) if at < len(places) else places[-1].worker
+        return places[to].worker_of(number) if to < len(places) else places[-1].worker
 
     def wait_for_sent(self) -> None:
         """Waits until the neighbours have what this worker sent them."""
@@ -283,27 +279,6 @@ class Run:
             self._deliveries.wait()
         except RuntimeError as error:
             raise RuntimeError(f"worker '{self.part.name}': {error}") from None
-
-    def _check_sent(self, stage: int, micro_batch: int, keep: bool = False) -> None:
-        """Raises if a stage has changed in place what it sent: a receiver may read it before or after.
-
-        Called after the stage's next forward, and before the micro-batch's backward.
-        """
-        sent = self._sent.get((stage, micro_batch), {})
-        if any(map(have_changed, sent.values())):
-            raise RuntimeError(
-                "the stage changes in place what it has given to another stage: let it give a clone"
-            )
-        if not keep:
-            self._sent.pop((stage, micro_batch), None)
-
-    def _hand_over(self, what: Sent, stage: int, number: int) -> None:
-        """Stops watching a value that goes to a stage of this worker: that stage may change it."""
-        if what not in (Sent.input, Sent.skip):
-            return
-        giver = stage - 1 if what == Sent.input else self.part.skips[stage].begin
-        self._check_sent(giver, number, keep=True)
-        self._sent.get((giver, number), {}).pop((what, stage), None)
 
     def output(self) -> Any:
         """The whole output of a forward alone, if the last stage is here."""

@@ -30,20 +30,20 @@ class Task(NamedTuple):
 Plan = dict[str, list[Task]]
 
 
-class Order(NamedTuple):
+class PlanSpec(NamedTuple):
     """What the plan of a mini-batch is made from, beside its stages' workers."""
 
     schedule: str
     chunks: int  # micro-batches
-    alone: str | None = None  # FORWARD or BACKWARD: these tasks only
+    only: str | None = None  # FORWARD or BACKWARD: tasks of this kind
 
 
 @functools.lru_cache(maxsize=64)
-def plan_of(order: Order, workers: tuple[tuple[str, ...], ...]) -> Plan:
+def plan_of(spec: PlanSpec, workers: tuple[tuple[str, ...], ...]) -> Plan:
     """The plan; do not change it. It is kept, because to make a long one takes longer than its tasks."""
-    if order.alone is not None:
-        return plan_alone(order.alone, workers, order.chunks)
-    return plan(order.schedule, workers, order.chunks)
+    if spec.only is not None:
+        return plan_of_kind(spec.only, workers, spec.chunks)
+    return plan(spec.schedule, workers, spec.chunks)
 
 
 def needs(task: Task, stages: int) -> list[Task]:
@@ -61,7 +61,7 @@ def splits_backward(schedule: str, stage: int) -> bool:
     return schedule == "zb" and stage > 0
 
 
-def plan_alone(kind: str, workers: Sequence[Sequence[str]], chunks: int) -> Plan:
+def plan_of_kind(kind: str, workers: Sequence[Sequence[str]], chunks: int) -> Plan:
     """All forwards, or all backwards, in the order of ``"gpipe"``."""
     order = [task for task in _gpipe(len(workers), chunks) if task.kind == kind]
     return _dealt_out(order, workers)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from weft import _C
-from weft._observe import steps
+from weft._observe import pipeline_tasks
 from weft.pipe._partition import has_hooks
-from weft.pipe._workers.job import Abandoned, Done, Job, Key, Sent
+from weft.pipe._workers.job import Abandoned, Done, Job, Key, Sent, Work
 from weft.pipe._workers.parcels import pack, unpack
 from weft.pipe._workers.part import Part
 from weft.pipe._workers.schedule import Task
@@ -50,7 +50,9 @@ def saved(module: torch.jit.ScriptModule) -> bytes:
 
 def runs_in_cpp(part: Part, job: Job) -> bool:
     """Whether nothing of this worker's part of the mini-batch needs Python."""
-    if part.replicas or _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
+    if job.work not in (Work.STEP, Work.FORWARD) or part.replicas:
+        return False
+    if _has_any_global_hook() or torch._C._len_torch_function_stack() > 0:
         return False
     if (
         _has_loss(part, job)
@@ -63,7 +65,7 @@ def runs_in_cpp(part: Part, job: Job) -> bool:
 
 def _has_loss(part: Part, job: Job) -> bool:
     """Whether this worker computes the loss."""
-    return job.criterion is not None and len(part.places) - 1 in part.stages
+    return job.work is Work.STEP and len(part.places) - 1 in part.stages
 
 
 def _stage_runs_in_cpp(stage: Stage) -> bool:
@@ -93,24 +95,28 @@ class ScriptedRun:
             (part.pipe, part.name, part.driver),
             [list(place.workers) for place in part.places],
             {number: list(stage.layers) for number, stage in part.stages.items()},
-            job.step,
-            part.tasks(job.order),
+            job.mini_batch,
+            part.tasks(job.plan_spec),
             job.recompute,
-            job.criterion is not None,
+            job.work is Work.STEP,
             _loss_in_cpp(job.criterion) if _has_loss(part, job) else None,
             targets,
             list(job.weights),
             (pack, unpack),
         )
         if given:
-            inputs = {at: value for (what, _, at), value in given.items() if what == Sent.input}
+            inputs = {
+                micro_batch: value
+                for (what, _, micro_batch), value in given.items()
+                if what == Sent.input
+            }
             try:
                 self._run.give(inputs, part.stages[0].layers[0])
             except RuntimeError as error:
                 raise RuntimeError(
                     f"stage 0 of the Pipe, on worker '{part.name}', cannot take its inputs: {error}"
                 ) from None
-        steps.follow(self._run.records)
+        pipeline_tasks.follow(self._run.records)
 
     def run_tasks(self) -> None:
         """Runs all tasks, and waits until the neighbours have what this worker sent them."""

@@ -7,18 +7,17 @@ back to the stages that it came from. One thread at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils.checkpoint import checkpoint
 
 from weft import _C
 from weft.pipe._partition import PipeSequential
+from weft.pipe._workers.micro_batch import Backward, Held, MicroBatch, Skips
 from weft.pipe._workers.parcels import LostSharing
+from weft.pipe._workers.recomputation import ParameterChanges, run_repeatably
 from weft.pipe._workers.values import (
-    Versions,
     cut,
     have_changed,
     leaves,
@@ -31,9 +30,6 @@ from weft.pipe._workers.values import (
 from weft.pipe.skip._store import SkipKey, use_store
 
 SplitBackward = _C.pipe.SplitBackward
-
-#: Values that came or go along skip connections, by the connections' numbers.
-Skips = dict[int, Tensor | None]
 
 _CHANGES_ITS_INPUT = (
     "the stage changes its input in place, and a recomputation needs the input as it was: "
@@ -68,36 +64,6 @@ _LEAF_IS_INPUT = (
 )
 
 
-class MicroBatch(NamedTuple):
-    """The micro-batch that a stage runs."""
-
-    stage: int
-    number: int
-    count: int  # of the mini-batch
-    mini_batch: int
-
-
-class Backward(NamedTuple):
-    """What a backward is to do."""
-
-    retain: bool = False  # keeps the graph for another one
-    parameters: bool = True  # False: gradients of the inputs alone
-    context: int | None = None  # of torch.distributed.autograd, which gets parameters' gradients
-
-
-class Held(NamedTuple):
-    """What is kept of one micro-batch between its forward and its backward."""
-
-    inputs: list[Tensor]  # leaves whose gradients the stage before wants
-    popped: dict[int, Tensor]  # likewise, from skip connections
-    outputs: list[Tensor]  # the next stage gives their gradients; or the loss
-    stashed: dict[int, Tensor]  # likewise, for skip connections
-    versions: Versions  # of the inputs that a recomputation needs
-    #: How often others than the stage had changed its parameters; None if nothing runs again. Buffers
-    #: are not watched, because batch norms write theirs.
-    changes: int | None
-
-
 class Stage:
     """Layers on one device.
 
@@ -119,33 +85,30 @@ class Stage:
         self.stashes: dict[int, SkipKey] = {}
         self._held: dict[int, Held] = {}
         self._half_done: dict[int, SplitBackward] = {}
-        #: The parameters as the stage's last run left them, which may write them, as an embedding with
-        #: max_norm does; and how often a run found them changed. From the first recomputation on.
-        self._parameters: Versions = []
-        self._changes = 0
+        self._changes = ParameterChanges(self.layers)
 
     def forward(
-        self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
+        self, micro_batch: MicroBatch, value: Any, skips: Skips, recompute: bool
     ) -> tuple[Any, Skips]:
         """The output for the next stage and what is stashed, cut off from this stage's graph.
 
         Without gradients (``torch.no_grad``) nothing is held for a backward.
 
         Args:
-            at: the micro-batch.
+            micro_batch: which one it is.
             value: one value, or a tuple of arguments.
             skips: what came along skip connections.
             recompute: whether activations are dropped, and computed again for the backward.
         """
-        held, output, stashed = self._run(at, value, skips, recompute)
+        held, output, stashed = self._run(micro_batch, value, skips, recompute)
         held.outputs.extend(leaf for leaf in leaves(output) if wants_gradient(leaf))
-        held.stashed.update({at: one for at, one in stashed.items() if wants_gradient(one)})
-        self._hold(at.number, held)
-        return mapped(cut, output), {at: mapped(cut, one) for at, one in stashed.items()}
+        held.stashed.update({skip: one for skip, one in stashed.items() if wants_gradient(one)})
+        self._hold(micro_batch.number, held)
+        return mapped(cut, output), {skip: mapped(cut, one) for skip, one in stashed.items()}
 
     def loss(
         self,
-        at: MicroBatch,
+        micro_batch: MicroBatch,
         value: Any,
         skips: Skips,
         recompute: bool,
@@ -154,7 +117,7 @@ class Stage:
         weight: float,
     ) -> Tensor:
         """As :meth:`forward`, in the last stage. Returns the micro-batch's loss, times its weight."""
-        held, output, _ = self._run(at, value, skips, recompute)
+        held, output, _ = self._run(micro_batch, value, skips, recompute)
         loss = criterion(output, placed(target, self.device))
         _check_gradients_are_on()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
@@ -165,12 +128,12 @@ class Stage:
             raise ValueError(_HAS_NO_GRAPH)
         loss = loss.reshape(()) * weight
         held.outputs.append(loss)
-        self._hold(at.number, held)
+        self._hold(micro_batch.number, held)
         return loss.detach()
 
     def backward(
         self,
-        micro_batch: int,
+        number: int,
         gradients: Sequence[Tensor | None] | None,
         skips: Skips,
         how: Backward,
@@ -180,23 +143,23 @@ class Stage:
         A gradient is None if the output does not depend on the tensor.
 
         Args:
-            micro_batch: its number.
+            number: that of the micro-batch.
             gradients: of the outputs that want one, in order; None for the loss.
             skips: the gradients of what was stashed.
             how: what else to do.
         """
-        held = self._held[micro_batch] if how.retain else self._held.pop(micro_batch)
+        held = self._held[number] if how.retain else self._held.pop(number)
         outputs, found = self._given(held, gradients, skips)
         return _of(held, _gradients(outputs, found, [*held.inputs, *held.popped.values()], how))
 
     def input_gradients(
-        self, micro_batch: int, gradients: Sequence[Tensor | None] | None, skips: Skips
+        self, number: int, gradients: Sequence[Tensor | None] | None, skips: Skips
     ) -> tuple[list[Tensor | None], Skips]:
         """As :meth:`backward`, but parameters get their gradients in :meth:`weights`.
 
         Where the graph does not allow that, they get them here.
         """
-        held = self._held.pop(micro_batch)
+        held = self._held.pop(number)
         outputs, found = self._given(held, gradients, skips)
         inputs = [*held.inputs, *held.popped.values()]
         if not outputs:
@@ -205,18 +168,18 @@ class Stage:
         if not half.is_split():  # it adds to gradients now, and those before it come first
             for earlier in sorted(self._half_done):
                 self.weights(earlier)
-        self._half_done[micro_batch] = half
+        self._half_done[number] = half
         return _of(held, half.input_gradients(found))
 
-    def weights(self, micro_batch: int) -> None:
+    def weights(self, number: int) -> None:
         """Adds to the parameters' gradients what :meth:`input_gradients` left."""
-        half = self._half_done.pop(micro_batch, None)
+        half = self._half_done.pop(number, None)
         if half is not None:
             half.accumulate_parameter_gradients()
 
-    def stashed_with_gradient(self, micro_batch: int) -> list[int]:
+    def stashed_with_gradient(self, number: int) -> list[int]:
         """The skip connections that give a gradient back."""
-        return list(self._held[micro_batch].stashed)
+        return list(self._held[number].stashed)
 
     def _given(
         self, held: Held, gradients: Sequence[Tensor | None] | None, skips: Skips
@@ -227,10 +190,9 @@ class Stage:
         if gradients is None:
             gradients = [torch.ones_like(output) for output in held.outputs]
         outputs = [*held.stashed.values(), *held.outputs]
-        found = placed([*(skips[at] for at in held.stashed), *gradients], self.device)
+        found = placed([*(skips[skip] for skip in held.stashed), *gradients], self.device)
         pairs = [pair for pair in zip(outputs, found, strict=True) if pair[1] is not None]
-        runs_again = pairs and held.changes is not None
-        if runs_again and (have_changed(self._parameters) or held.changes != self._changes):
+        if pairs and held.changes is not None and self._changes.since(held.changes):
             raise RuntimeError(_PARAMETER_HAS_CHANGED)
         return [output for output, _ in pairs], [one for _, one in pairs]
 
@@ -254,7 +216,7 @@ class Stage:
         return len(self._held) + len(self._half_done)
 
     def _run(
-        self, at: MicroBatch, value: Any, skips: Skips, recompute: bool
+        self, micro_batch: MicroBatch, value: Any, skips: Skips, recompute: bool
     ) -> tuple[Held, Any, Skips]:
         """Runs the layers. Returns what to hold of the inputs, the output, and what was stashed."""
         with_graph = torch.is_grad_enabled()
@@ -269,16 +231,20 @@ class Stage:
         versions = with_versions(tensors) if again or lost else []
         held = Held(  # before the stage runs, which may call requires_grad_() on them
             [leaf for leaf in leaves(value) if wants_gradient(leaf)],
-            {at: one for at, one in skips.items() if wants_gradient(one)},
+            {skip: one for skip, one in skips.items() if wants_gradient(one)},
             [],
             {},
             versions if again else [],
             None,
         )
         arguments = value if isinstance(value, tuple) else (value,)
-        run = self._repeatable if again else self._once
         try:
-            output, stashed = run(at, arguments, skips)
+            if again:
+                device = str(self.device)
+                found = run_repeatably(self._call, micro_batch, device, arguments, skips)
+            else:
+                with _C.pipe.StageRun(*micro_batch):
+                    found = self._call(arguments, skips)
         except RuntimeError as error:
             if _A_LEAF not in str(error):
                 raise
@@ -288,89 +254,25 @@ class Stage:
         if have_changed(versions):
             raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
         if again:
-            if not self._parameters:  # after the run, which gives lazy ones their shapes
-                self._note_parameters()
-            held = held._replace(changes=self._changes)
-        return held, output, stashed
-
-    def _once(self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
-        with _C.pipe.StageRun(*at):
-            return self._call(arguments, skips)
-
-    def _repeatable(
-        self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips
-    ) -> tuple[Any, Skips]:
-        """Keeps no activations; the backward runs it again, with the same random numbers.
-
-        To its end, where it shows whether it has done the same.
-        """
-        draws = _C.pipe.RepeatedDraws(str(self.device), at.stage)
-        sample: Any = None
-        failure: list[BaseException] = []
-        again = False
-
-        def run(*arguments: Any) -> tuple[Any, Skips] | None:
-            nonlocal again, sample
-            run_again, again = again, True
-            if run_again:
-                found = self._call_again(at, arguments, skips, draws)
-                if sample is not None:  # None: the first run asks for a gradient of its own
-                    sample.check_repeated(_tensors_of(*found), at.stage)
-                return found
-            try:
-                with _C.pipe.StageRun(*at, checkpointing=True), draws:
-                    found = self._call(arguments, skips)
-            except BaseException as error:
-                # Not through torch's checkpoint: a traceback that somebody keeps would keep its hooks
-                # on this thread.
-                failure.append(error)
-                return None
-            sample = _C.pipe.OutputSample(_tensors_of(*found))
-            return found
-
-        found = checkpoint(
-            run, *arguments, use_reentrant=False, preserve_rng_state=False, early_stop=False
-        )
-        if failure:
-            raise failure.pop()
-        return found
-
-    def _call_again(
-        self, at: MicroBatch, arguments: tuple[Any, ...], skips: Skips, draws: _C.pipe.RepeatedDraws
-    ) -> tuple[Any, Skips]:
-        """Hooks that the stage puts on its inputs are there from the first run."""
-        # backward() of a loss of a subclass switches off what subclasses do.
-        with torch._C._EnableTorchFunction():
-            arguments, popped = mapped(cut, (arguments, list(skips.values())))
-            given = dict(zip(skips, popped, strict=True))
-            with _C.pipe.StageRun(*at, recomputing=True), draws:
-                return self._call(arguments, given)
+            self._changes.watch()
+            held = held._replace(changes=self._changes.count)
+        return held, *found
 
     def _call(self, arguments: tuple[Any, ...], skips: Skips) -> tuple[Any, Skips]:
-        self._changes += have_changed(self._parameters)
-        with use_store({self.pops[at]: one for at, one in skips.items()}) as store:
+        self._changes.before_run()
+        with use_store({self.pops[skip]: one for skip, one in skips.items()}) as store:
             output = self.layers(*arguments)
-        if self._parameters:
-            self._note_parameters()
-        return output, {at: store.pop(key) for at, key in self.stashes.items()}
+        self._changes.after_run()
+        return output, {skip: store.pop(key) for skip, key in self.stashes.items()}
 
-    def _note_parameters(self) -> None:
-        self._parameters = with_versions(
-            [one for one in self.layers.parameters() if not is_lazy(one)]
-        )
-
-    def _hold(self, micro_batch: int, held: Held) -> None:
+    def _hold(self, number: int, held: Held) -> None:
         if torch.is_grad_enabled():
-            self._held[micro_batch] = held
+            self._held[number] = held
 
 
 def _check_gradients_are_on() -> None:
     if not torch.is_grad_enabled():
         raise RuntimeError(_LEAVES_GRADIENTS_OFF)
-
-
-def _tensors_of(output: Any, stashed: Skips) -> list[Tensor]:
-    return tensors_in([output, *stashed.values()])
 
 
 def _gradients(

@@ -1,4 +1,4 @@
-"""The last steps of pipelines over workers, for the flight record."""
+"""The last tasks of pipelines over workers, for the flight record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft import _C
 
 
 @dataclasses.dataclass(slots=True)
-class Step:
+class TaskRecord:
     """One task of a mini-batch that runs in Python. Times are nanoseconds of CLOCK_MONOTONIC."""
 
     mini_batch: int
@@ -24,7 +24,7 @@ class Step:
     ended: int = 0
 
 
-_kept: collections.deque[Step | _C.pipe.TaskRecord] = collections.deque(maxlen=0)
+_kept: collections.deque[TaskRecord | _C.pipe.TaskRecord] = collections.deque(maxlen=0)
 
 
 def start(size: int) -> None:
@@ -33,11 +33,11 @@ def start(size: int) -> None:
     _kept = collections.deque(_kept, maxlen=size)
 
 
-def begin(mini_batch: int, stage: int, micro_batch: int, kind: str) -> Step:
-    """A task's, whose times its runner fills in."""
-    step = Step(mini_batch, stage, micro_batch, kind, time.monotonic_ns())
-    _kept.append(step)
-    return step
+def begin(mini_batch: int, stage: int, micro_batch: int, kind: str) -> TaskRecord:
+    """The record of a task, whose times its runner fills in."""
+    record = TaskRecord(mini_batch, stage, micro_batch, kind, time.monotonic_ns())
+    _kept.append(record)
+    return record
 
 
 def follow(tasks: Iterable[_C.pipe.TaskRecord]) -> None:
@@ -45,7 +45,7 @@ def follow(tasks: Iterable[_C.pipe.TaskRecord]) -> None:
     _kept.extend(tasks)
 
 
-def _state(one: Step | _C.pipe.TaskRecord) -> str:
+def _state(one: TaskRecord | _C.pipe.TaskRecord) -> str:
     """As torch's recorder calls it."""
     if one.ended:
         return "completed"
