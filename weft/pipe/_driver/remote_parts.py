@@ -35,6 +35,9 @@ def as_a_whole(method: Callable[..., T]) -> Callable[..., T]:
 class RemoteParts:
     """Keeps what each worker was given, to build it again at one that was restarted.
 
+    ``begin`` may come from any thread. ``call``, ``set_up`` and ``as_a_whole`` come from one at a time:
+    what they do runs on weft-driver.
+
     Args:
         pipe: the pipeline's name.
         stages: all of them.

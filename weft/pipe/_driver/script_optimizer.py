@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.pipe._workers.state import State, options_of_group, parameters_of
+from weft.pipe._workers.state import parameters_of
+from weft.pipe._workers.worker_optimizer import State, options_of_group
 
 _KINDS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adam"}
 _ELSEWHERE = ("foreach", "fused", "capturable", "differentiable")
@@ -86,7 +87,7 @@ class ScriptOptimizer:
         return [] if self._own is None else self._names
 
     def state(self, kept: dict[str, dict[str, Tensor]]) -> State:
-        """As :func:`weft.pipe._workers.state.optimizer_state`."""
+        """As :meth:`weft.pipe._workers.worker_optimizer.WorkerOptimizer.state`."""
         if self._own is None or not self._names:
             return {"parameters": {}, "scheduler": None}
         return {

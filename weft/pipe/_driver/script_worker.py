@@ -21,7 +21,8 @@ from weft.pipe._workers.schedule import plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
 from weft.pipe._workers.shards import save_shard, take_shards
 from weft.pipe._workers.splitting import split
-from weft.pipe._workers.state import State, metadata_of, with_metadata
+from weft.pipe._workers.state import metadata_of, with_metadata
+from weft.pipe._workers.worker_optimizer import State
 from weft.publishing import published
 
 _NAME = "weft.pipeline"

@@ -23,6 +23,7 @@ from weft.pipe._workers.replicas import Replicas
 from weft.pipe._workers.runner import Runner
 from weft.pipe._workers.schedule import PlanSpec, Task, plan_of
 from weft.pipe._workers.stage import Stage
+from weft.pipe._workers.worker_optimizer import WorkerOptimizer
 from weft.pipe.skip import Skippable
 from weft.pipe.skip._layout import Declared
 from weft.pipe.skip._store import SkipKey
@@ -52,7 +53,12 @@ class Layer(NamedTuple):
 
 
 class Part:
-    """The stages of one pipeline at this worker."""
+    """The stages of one pipeline at this worker.
+
+    The thread that runs a mini-batch (weft-pipe; at the driver the caller's) has the stages, and calls
+    ``tasks``, ``take`` and ``keep_output``. ``abandon``, ``take_output`` and ``close`` may come from any
+    thread; the rest from one of RPC while no mini-batch runs, which the driver sees to.
+    """
 
     def __init__(
         self,
@@ -72,10 +78,7 @@ class Part:
         self.layers: dict[str, nn.Module] = {}
         #: Those of which another worker gives the state: it has the first replica.
         self.copies: set[str] = set()
-        self.optimizer: torch.optim.Optimizer | None = None
-        #: The parameters of each of the optimizer's groups; some may be frozen or freed later.
-        self.optimized: list[list[str]] = []
-        self.scheduler: Any = None
+        self.optimizer = WorkerOptimizer({})
         #: The state that waits to be written into a checkpoint.
         self.snapshot: dict[str, Any] | None = None
         for number, layers in stages.items():

@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 
 from weft.pipe._workers.part import part_of
 from weft.pipe._workers.state import (
-    State,
     layers_state,
     load_layers,
     load_optimizer,
     optimizer_state,
     with_metadata,
 )
+from weft.pipe._workers.worker_optimizer import State
 
 
 def _shard(pipe: str) -> State:

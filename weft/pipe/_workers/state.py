@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,7 @@ import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
 from weft.pipe._workers.part import Part, part_of
-
-State = dict[str, Any]
+from weft.pipe._workers.worker_optimizer import State, WorkerOptimizer
 
 
 def _settled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,113 +137,31 @@ def make_optimizer(
     pipe: str, cls: Callable[..., torch.optim.Optimizer], options: dict[str, Any]
 ) -> None:
     part = part_of(pipe)
-    found = parameters_of(part.layers)  # also frozen ones, which may be freed later
-    made = cls(found.values(), **options) if found else None
-    part.optimized = [] if made is None else _names_in_groups(made, found)
-    part.optimizer = made
-    part.scheduler = None  # that of a former optimizer would do nothing
-
-
-def _names_in_groups(
-    optimizer: torch.optim.Optimizer, found: Mapping[str, nn.Parameter]
-) -> list[list[str]]:
-    names = {parameter: name for name, parameter in found.items()}
-    groups = [group["params"] for group in optimizer.param_groups]
-    if any(one not in names for group in groups for one in group):
-        raise ValueError(
-            "pipe.optimizer: the function gives its optimizer a parameter that is not among those that "
-            "it got"
-        )
-    return [[names[one] for one in group] for group in groups]
+    # Also frozen ones, which may be freed later.
+    part.optimizer = WorkerOptimizer(parameters_of(part.layers), cls, options)
 
 
 def make_scheduler(pipe: str, cls: Callable[..., Any], options: dict[str, Any]) -> None:
-    part = part_of(pipe)
-    part.scheduler = cls(part.optimizer, **options) if part.optimizer is not None else None
+    part_of(pipe).optimizer.make_scheduler(cls, options)
 
 
 @_settled
 def call_optimizer(pipe: str, what: str, method: str, *args: Any) -> Any:
     """Calls a method of the ``optimizer`` or the ``scheduler``; None where there is nothing to train."""
-    found = getattr(part_of(pipe), what)
-    return None if found is None else getattr(found, method)(*args)
+    return part_of(pipe).optimizer.call(what, method, *args)
 
 
 def optimizer_state(pipe: str) -> State:
-    """Per parameter what the optimizer keeps of it, and its group's options; and the scheduler's."""
+    """As :meth:`WorkerOptimizer.state`, of the layers whose state this worker gives."""
     part = part_of(pipe)
-    if part.optimizer is None:
-        return {"parameters": {}, "scheduler": None}
-    packed = part.optimizer.state_dict()
-    own = parameters_of(_own_layers(part))
-    parameters = {}
-    for names, group in zip(part.optimized, packed["param_groups"], strict=True):
-        options = {key: value for key, value in group.items() if key != "params"}
-        for name, number in zip(names, group["params"], strict=True):
-            if name in own:
-                kept = packed["state"].get(number, {})
-                parameters[name] = {"state": kept, "options": options}
-    scheduler = None if part.scheduler is None else part.scheduler.state_dict()
-    return {"parameters": parameters, "scheduler": scheduler}
+    return part.optimizer.state(parameters_of(_own_layers(part)).keys())
 
 
 def optimized(pipe: str) -> list[str]:
     """The names of the parameters that the optimizer has."""
-    return [name for names in part_of(pipe).optimized for name in names]
+    return part_of(pipe).optimizer.names()
 
 
 @_settled
 def load_optimizer(pipe: str, state: State) -> None:
-    part = part_of(pipe)
-    if part.optimizer is None:
-        return
-    packed = part.optimizer.state_dict()
-    kept: State = {}
-    groups = []
-    for names, group in zip(part.optimized, packed["param_groups"], strict=True):
-        options = options_of_group(names, state["parameters"]) if names else group
-        groups.append({**options, "params": group["params"]})
-        for name, number in zip(names, group["params"], strict=True):
-            if state["parameters"][name]["state"]:
-                kept[number] = state["parameters"][name]["state"]
-    if part.scheduler is not None:
-        _check_rates(state["scheduler"], len(groups))
-    part.optimizer.load_state_dict({"state": kept, "param_groups": groups})
-    if part.scheduler is not None and state["scheduler"] is not None:
-        part.scheduler.load_state_dict(state["scheduler"])
-
-
-def options_of_group(names: Sequence[str], parameters: State) -> dict[str, Any]:
-    """The options that all of these parameters have in an optimizer's state.
-
-    Raises:
-        KeyError: the state lacks one of them.
-        RuntimeError: they were not in one group.
-    """
-    absent = [name for name in names if name not in parameters]
-    if absent:
-        raise KeyError(f"the optimizer's state lacks {', '.join(absent)}")
-    options: dict[str, Any] = parameters[names[0]]["options"]
-    others = [name for name in names if not _equal(parameters[name]["options"], options)]
-    if others:
-        raise RuntimeError(
-            f"{names[0]} and {others[0]} are in one parameter group of the optimizer, and the state has "
-            "other options for each: make the optimizer with the groups of the one that was saved"
-        )
-    return options
-
-
-def _equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    return left is right or (
-        left.keys() == right.keys() and all(bool(left[key] == right[key]) for key in left)
-    )
-
-
-def _check_rates(scheduler: State | None, groups: int) -> None:
-    rates = (scheduler or {}).get("_last_lr")
-    if rates is not None and len(rates) != groups:
-        raise RuntimeError(
-            f"the scheduler's state is of {len(rates)} parameter groups, and the optimizer at worker "
-            f"'{rpc.get_worker_info().name}' has {groups}: let the function that makes the groups give "
-            "the same ones at each worker, also those that are empty there"
-        )
+    part_of(pipe).optimizer.load(state)
