@@ -15,8 +15,8 @@ from torch.distributed import _remote_device
 from torch.distributed.rpc import PyRRef as RRef
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from weft._remote import owner
-from weft._remote.at_owner import ModuleAtOwner
+from weft._remote import at_owner
+from weft._remote.elsewhere import ModuleElsewhere
 from weft._remote.stub import is_subclass, subclass
 
 _FORMS = (
@@ -52,7 +52,7 @@ class _Methods:
         return functools.partial(self._call, method)
 
 
-class RemoteModule(ModuleAtOwner):
+class RemoteModule(ModuleElsewhere):
     """A module on another worker: calls run there, gradients flow through distributed autograd.
 
     It does everything that ``torch.distributed.nn.RemoteModule`` does, and is a whole ``nn.Module``
@@ -139,7 +139,7 @@ class RemoteModule(ModuleAtOwner):
     def _make(self, replace: bool) -> None:
         assert self._made_of is not None
         self.module_rref = rpc.remote(
-            self.on, owner.create, args=(*self._made_of, self.name, replace)
+            self.on, at_owner.create, args=(*self._made_of, self.name, replace)
         )
 
     @staticmethod
@@ -190,7 +190,7 @@ class RemoteModule(ModuleAtOwner):
     def _call_async(self, method: str, /, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         return rpc.rpc_async(
             self.module_rref.owner(),
-            owner.run,
+            at_owner.run,
             args=(self.module_rref, self.device, self.is_device_map_set, method, args, kwargs),
             timeout=self.timeout,
         )
@@ -238,14 +238,14 @@ class RemoteModule(ModuleAtOwner):
         """As :meth:`remote_parameters`, but returns a future."""
         return rpc.rpc_async(
             self.module_rref.owner(),
-            owner.parameters,
+            at_owner.parameters,
             args=(self.module_rref, recurse),
             timeout=self.timeout,
         )
 
     def remote_grads(self, context_id: int | None = None) -> dict[str, Tensor | None]:
         """The parameters' gradients by name: those of a distributed autograd context, or ``.grad``."""
-        return self._at_owner(owner.gradients, context_id)
+        return self._at_owner(at_owner.gradients, context_id)
 
     def extra_repr(self) -> str:
         published = "" if self.name is None else f", name={self.name!r}"
@@ -253,7 +253,7 @@ class RemoteModule(ModuleAtOwner):
 
     def remote_repr(self) -> str:
         """The ``repr`` of the module at its owner."""
-        return self._at_owner(owner.describe)
+        return self._at_owner(at_owner.describe)
 
     # TorchScript
 
@@ -264,13 +264,13 @@ class RemoteModule(ModuleAtOwner):
         class becomes one with types.
         """
         self._refuse_own_class("torch.jit.script")
-        typed = subclass(self._at_owner(owner.signature), RemoteModule)
+        typed = subclass(self._at_owner(at_owner.signature), RemoteModule)
         if self.name is None:
             name = f"remote_module.{uuid.uuid4().hex}"
-            self._at_owner(owner.publish_as, name, self.device)
+            self._at_owner(at_owner.publish_as, name, self.device)
             self.name = name
         # Saved as an attribute; the module may have been made in eval mode.
-        self.training = self._at_owner(owner.is_training)
+        self.training = self._at_owner(at_owner.is_training)
         self.script_worker = self.module_rref.owner_name()
         self.script_target = self.name
         self.__class__ = typed

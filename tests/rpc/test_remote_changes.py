@@ -109,16 +109,16 @@ def test_a_replaced_module_is_let_go(group):
 
 
 def fail_to_publish() -> None:
-    from weft._remote import owner
+    from weft._remote import at_owner
 
     there = weft.RemoteModule("worker0", Times, (3.0,))
-    right, owner.publish_as = owner.publish_as, None
+    right, at_owner.publish_as = at_owner.publish_as, None
     try:
         torch.jit.script(there)
     except Exception:
         pass
     finally:
-        owner.publish_as = right
+        at_owner.publish_as = right
     assert there.name is None
     assert torch.equal(torch.jit.script(there)(X), X * 3)
 

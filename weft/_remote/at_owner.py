@@ -1,126 +1,212 @@
-"""The methods of ``nn.Module`` for a module whose layers, parameters and buffers live with another worker."""
+"""Runs at the owner of a remote module. Peers call each of these functions over RPC."""
 
 from __future__ import annotations
 
+import collections
+import threading
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.distributed.rpc import PyRRef as RRef
-from typing_extensions import Self
+from torch.utils import _pytree as pytree
 
-from weft._remote import owner
+from weft._remote.named_tuples import picklable, restoring, result_of
+from weft._remote.signature import Signature, signature_of
+from weft.publishing import publish, published, unpublish
 
-# In a remote module's entry of a state_dict's metadata: the entries of its submodules.
-_INSIDE = "weft_submodules"
-
-
-def _metadata(
-    state_dict: Mapping[str, Any], prefix: str, own: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The metadata of a state_dict by submodule, which has the versions of their states.
-
-    It is complete if the state is a remote module's, or comes from a model that holds one. If the state of
-    a plain model is loaded into a model that holds a remote module, torch passes only the module's own entry.
-    """
-    found = dict(own.get(_INSIDE, {}))
-    if not prefix:
-        found.update(getattr(state_dict, "_metadata", {}))
-    # load_state_dict(assign=True) leaves entries that concern only this process.
-    ours = ("assign_to_params_buffers", _INSIDE)
-    found[""] = own
-    return {
-        module: {key: value for key, value in entry.items() if key not in ours}
-        for module, entry in found.items()
-    }
+_CHANGES = ("train", "zero_grad", "requires_grad_")
+_naming = threading.Lock()
+# The class that a scripted module was made of; it has the annotations.
+_unscripted: weakref.WeakKeyDictionary[nn.Module, type[nn.Module]] = weakref.WeakKeyDictionary()
 
 
-class ModuleAtOwner(nn.Module):
-    """Does at the owner what ``nn.Module`` does to its own layers. Not for use by itself."""
-
-    module_rref: RRef
-
-    def _at_owner(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function of ``weft._remote.owner`` there, with the module first."""
-        raise NotImplementedError
-
-    def train(self, mode: bool = True) -> Self:
-        self._at_owner(owner.change, "train", mode)
-        return super().train(mode)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self._at_owner(owner.change, "zero_grad", set_to_none)
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        self._at_owner(owner.change, "requires_grad_", requires_grad)
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Called by .half(), .to(torch.bfloat16), .type(…) of this module or of one that holds it. Tries
-        # what the function does to dtypes, and does the same at the owner. The device does not change.
-        def cast_to(one: torch.dtype, other: torch.dtype) -> torch.dtype | None:
-            """The dtype that the function makes of both; None: it keeps each."""
-            made = [fn(torch.empty(0, dtype=dtype)).dtype for dtype in (one, other)]
-            return made[0] if made[0] == made[1] else None
-
-        casts = (
-            cast_to(torch.float32, torch.float64),
-            cast_to(torch.complex64, torch.complex128),
-            cast_to(torch.int32, torch.int64),
-        )
-        if any(casts):
-            self._at_owner(owner.cast, *casts)
-        return self
-
-    def _refuse(self, method: str, name: str) -> NoReturn:
+def create(
+    module_cls: Callable[..., nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: str,
+    scripted: bool,
+    name: str | None,
+    replace: bool,
+) -> nn.Module:
+    """Makes the module, and publishes it if it has a name: a new one, unless ``replace``."""
+    if name is not None and not replace:
+        _check_new(name)
+    module = module_cls(*args, **kwargs)
+    if not isinstance(module, nn.Module):
         raise ValueError(
-            f"Method ``{method}`` not supported for RemoteModule: '{name}' would live in this process. "
-            "Make it in module_cls, or in the model around this."
+            "Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, "
+            f"but it returns an instance of {type(module)}."
+        )
+    module.to(device)
+    if scripted:
+        module = _scripted(module)
+    if name is not None:
+        with _naming:  # if two are made at once, one gets the name
+            if not replace:
+                _check_new(name)
+            newest = publish(name, _served(module, device))
+            for one in published():  # else they would be kept for as long as the process lives
+                if one.name == name and one.version < newest:
+                    unpublish(name, one.version)
+    return module
+
+
+def _check_new(name: str) -> None:
+    # Scripted and saved models call the newest version of a name, so a second module under that name would
+    # answer calls that are meant for the first.
+    if any(one.name == name for one in published()):
+        raise ValueError(
+            f"a remote module cannot be published as '{name}': its owner publishes something by that name "
+            "already; give another name, weft.unpublish the name there, or pass replace=True to let "
+            "scripted and saved models call the new module from now on"
         )
 
-    def register_buffer(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: a buffer of the module lives with its owner."""
-        self._refuse("register_buffer", name)
 
-    def register_parameter(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: a parameter of the module lives with its owner."""
-        self._refuse("register_parameter", name)
+class _Placed(nn.Module):
+    """A module on an accelerator for callers with CPU tensors: scripted models, other processes."""
 
-    def add_module(self, name: str, *_: Any, **__: Any) -> None:
-        """Refused: a submodule of the module lives with its owner."""
-        self._refuse("add_module", name)
+    def __init__(self, module: nn.Module, device: str) -> None:
+        super().__init__()
+        self.module = module
+        self.device = device
+        self.named = restoring(module, module.forward)
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        values = self._at_owner(owner.state)
-        for key, value in values.items():
-            destination[prefix + key] = value
-        metadata = getattr(destination, "_metadata", None)
-        if metadata is not None:
-            found = getattr(values, "_metadata", {})
-            for key, value in found.items():
-                metadata[(prefix + key).rstrip(".")] = value
-            # A model gets only this module's own entry back, so that holds the submodules' entries, too.
-            inside = {key: value for key, value in found.items() if key}
-            metadata[prefix.rstrip(".")] = {**found.get("", {}), _INSIDE: inside}
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = place((args, kwargs), self.device)
+        return place(self.named(*args, **kwargs), "cpu")
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
-        metadata = _metadata(state_dict, prefix, local_metadata)
-        missing, unexpected, problem = self._at_owner(owner.load_state, own, metadata)
-        missing_keys.extend(prefix + key for key in missing)
-        if strict:
-            unexpected_keys.extend(prefix + key for key in unexpected)
-        if problem:
-            error_msgs.append(f"at worker '{self.module_rref.owner_name()}': {problem}")
+
+def _served(module: nn.Module, device: str) -> nn.Module:
+    return module if torch.device(device).type == "cpu" else _Placed(module, device)
+
+
+def _scripted(module: nn.Module) -> nn.Module:
+    try:
+        scripted = torch.jit.script(module)
+        _unscripted[scripted] = type(module)
+        return scripted
+    except torch.jit.frontend.FrontendError as error:  # the caller cannot unpickle it
+        raise RuntimeError(f"{type(module).__name__} cannot be scripted: {error}") from None
+
+
+def place(values: Any, device: torch.device | str) -> Any:
+    """``values`` with its tensors on ``device``, also those inside lists, tuples and dicts."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), values)
+
+
+def run(
+    module_rref: RRef,
+    device: str,
+    keep_device: bool,
+    method: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Runs a method with tensors on the module's device; ``forward`` runs with the module's hooks.
+
+    Without a device map only CPU tensors can go back (``keep_device`` is False).
+    """
+    module = module_rref.local_value()
+    function = module if method == "forward" else getattr(module, method)
+    here = torch.device(device).type == "cpu"
+    if not here:
+        args, kwargs = place((args, kwargs), device)
+    result = function(*args, **kwargs)
+    if isinstance(module, torch.jit.ScriptModule):
+        result = _named(module, method, result)
+    return result if here or keep_device else place(result, "cpu")
+
+
+def _named(module: torch.jit.ScriptModule, method: str, result: Any) -> Any:
+    """A scripted module's result with NamedTuples that the caller can read."""
+    annotated = getattr(_unscripted.get(module), method, None)
+    return picklable(result if annotated is None else result_of(annotated)(result))
+
+
+def parameters(module_rref: RRef, recurse: bool) -> list[RRef]:
+    return [rpc.RRef(parameter) for parameter in module_rref.local_value().parameters(recurse)]
+
+
+def gradients(module_rref: RRef, context_id: int | None) -> dict[str, Tensor | None]:
+    """The gradients by parameter name: of a distributed autograd context, or in ``.grad``."""
+    of_context: Mapping[Tensor, Tensor] = {}
+    if context_id is not None:
+        of_context = torch.distributed.autograd.get_gradients(context_id)
+    found = {}
+    for name, parameter in module_rref.local_value().named_parameters():
+        grad = parameter.grad if context_id is None else of_context.get(parameter)
+        found[name] = None if grad is None else grad.cpu()
+    return found
+
+
+def state(module_rref: RRef) -> dict[str, Any]:
+    """The state_dict, with its metadata, on the CPU."""
+    full = module_rref.local_value().state_dict()
+    metadata = getattr(full, "_metadata", None)
+    moved = type(full)((key, place(value, "cpu")) for key, value in full.items())
+    if metadata is not None:
+        moved._metadata = metadata
+    return moved
+
+
+def load_state(
+    module_rref: RRef, values: Mapping[str, Any], metadata: dict[str, dict[str, Any]]
+) -> tuple[list[str], list[str], str]:
+    """Loads the keys that fit; returns missing keys, unexpected keys and any other error.
+
+    Args:
+        metadata: by submodule, as in a state_dict's ``_metadata``: modules convert states of old versions.
+    """
+    state_dict = collections.OrderedDict(values)
+    state_dict._metadata = metadata  # type: ignore[attr-defined]
+    try:
+        missing, unexpected = module_rref.local_value().load_state_dict(state_dict, strict=False)
+    except RuntimeError as error:
+        return [], [], str(error)
+    return list(missing), list(unexpected), ""
+
+
+def change(module_rref: RRef, method: str, *args: Any) -> None:
+    """Calls a method of ``nn.Module`` that changes the module and returns nothing of use."""
+    if method not in _CHANGES:  # a peer that may call this function may not call every method
+        raise ValueError(f"not a change of a module: {method!r}")
+    getattr(module_rref.local_value(), method)(*args)
+
+
+def cast(
+    module_rref: RRef,
+    floating: torch.dtype | None,
+    complex_: torch.dtype | None,
+    integer: torch.dtype | None,
+) -> None:
+    """Casts the parameters and buffers of each kind; None keeps them. Bools are integers here."""
+
+    def made(tensor: Tensor) -> Tensor:
+        dtype = (
+            floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else integer
+        )
+        return tensor if dtype is None else tensor.to(dtype)
+
+    module_rref.local_value()._apply(made)
+
+
+def describe(module_rref: RRef) -> str:
+    return repr(module_rref.local_value())
+
+
+def is_training(module_rref: RRef) -> bool:
+    return module_rref.local_value().training
+
+
+def signature(module_rref: RRef) -> Signature:
+    """The types of the module's ``forward``."""
+    return signature_of(module_rref.local_value())
+
+
+def publish_as(module_rref: RRef, name: str, device: str) -> int:
+    return publish(name, _served(module_rref.local_value(), device))

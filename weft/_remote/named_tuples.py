@@ -90,10 +90,10 @@ def remade(name: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     return _stand_in(name, fields)._make(values)
 
 
-def portable(value: Any) -> Any:
+def picklable(value: Any) -> Any:
     """A value of TorchScript for other processes: its classes of NamedTuples cannot be pickled."""
     if isinstance(value, tuple):
-        items = [portable(item) for item in value]
+        items = [picklable(item) for item in value]
         if not hasattr(value, "_fields"):
             return tuple(items)
         cls = type(value)
@@ -101,9 +101,9 @@ def portable(value: Any) -> Any:
             return cls._make(items)
         return remade(cls.__name__, cls._fields, tuple(items))
     if isinstance(value, list):
-        return [portable(item) for item in value]
+        return [picklable(item) for item in value]
     if isinstance(value, dict):
-        return {key: portable(item) for key, item in value.items()}
+        return {key: picklable(item) for key, item in value.items()}
     return value
 
 

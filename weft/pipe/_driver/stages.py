@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from weft import _C
-from weft._remote import owner
+from weft._remote import at_owner
 from weft.pipe._partition import WithDevice, check_sequential, device_of
 from weft.pipe._workers.job import SkipRoute, StagePlace
 from weft.pipe._workers.part import Layer
@@ -39,7 +39,7 @@ def _is_there(remote: RemoteModule) -> bool:
     """Whether its owner has the module; raises where the owner is lost."""
     there = remote.get_module_rref()
     try:
-        rpc.rpc_sync(there.owner(), owner.is_training, args=(there,), timeout=0)
+        rpc.rpc_sync(there.owner(), at_owner.is_training, args=(there,), timeout=0)
     except Exception:  # the module went with a former process, or could not be made
         rpc.rpc_sync(there.owner(), rpc.get_worker_info, timeout=0)
         return False
