@@ -1,4 +1,5 @@
-"""Makes imports of ``torch.distributed.pipeline.sync`` work, which PyTorch removed in 2.4.
+"""The names of two predecessors: torchgpipe's :class:`GPipe`, and, after :func:`install`,
+``torch.distributed.pipeline.sync``, which PyTorch removed in 2.4.
 
 ::
 
@@ -29,7 +30,7 @@ from torch import nn
 from weft.pipe import Pipe
 from weft.pipe._inputs import check_inputs
 from weft.pipe._memory import MemoryReport
-from weft.pipe._partition import WholeSequential, apart
+from weft.pipe._whole import WholeSequential, with_mark
 from weft.pipe.balance import place
 
 __all__ = ["GPipe", "install"]
@@ -114,7 +115,7 @@ class GPipe(Pipe):
         return super().memory_report(*self._apart(input))
 
     def _apart(self, input: Any) -> tuple[Any, ...]:
-        mark, *inputs = apart(input)
+        mark, *inputs = with_mark(input)
         # Here, because an error of the engine would show the mark.
         check_inputs(tuple(inputs), self.chunks, self.devices)
         return (mark, *inputs)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from weft.pipe._even_split import split_evenly
 from weft.pipe._profile import saved_bytes, seconds
-from weft.pipe._split import split_evenly
 from weft.pipe.balance import balance_by_size, balance_by_time, place
 from weft.pipe.skip import pop, skippable, stash
 

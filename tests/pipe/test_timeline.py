@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import perfetto_engine
 import pytest
 
-from weft.pipe._timeline.events import Event, MiniBatch, gpipe, mini_batches
+from weft.pipe._timeline.events import Event, RecordedMiniBatch, gpipe, mini_batches
 from weft.pipe._timeline.recording import Recording, Timeline
 
 MS = 1_000_000
@@ -98,7 +98,7 @@ def test_what_began_before_the_recording_is_left_out():
 def test_forward_alone():
     events = [event for event in on_schedule(2, 4) if event[2] == "forward"]
     assert recorded(events).figures.bubble == pytest.approx(1 / 5)
-    assert isinstance(recorded(events).typical.ideal(), MiniBatch)
+    assert isinstance(recorded(events).typical.ideal(), RecordedMiniBatch)
 
 
 def test_errors_say_what_to_do(tmp_path):

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from weft.pipe._driver.worker_timeline import WorkerMiniBatch
 from weft.pipe._timeline.events import Event
-from weft.pipe._workers.recording import WorkerMiniBatch
 from weft.pipe._workers.schedule import (
     BACKWARD,
     FORWARD,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from weft import _C
+from weft.pipe._whole import WholeSequential, whole_partition
 
 
 class WithDevice(nn.Module):
@@ -76,47 +75,6 @@ class PipeSequential(nn.Sequential):
         return value
 
 
-class WholeSequential(nn.Sequential):
-    """Layers that get a tuple as one argument, as in torchgpipe, also where the chain is cut.
-
-    The engine makes a tuple a partition's arguments, and splits the tensors among these. So a value
-    goes from partition to partition as :func:`apart` gives it.
-    """
-
-
-def apart(value: Any) -> tuple[Any, ...]:
-    """Whether the value is a tuple, and its items; else itself."""
-    return (True, *value) if isinstance(value, tuple) else (False, value)
-
-
-def joined(parts: tuple[Any, ...]) -> Any:
-    """The value that :func:`apart` took apart."""
-    is_tuple, *values = parts
-    return tuple(values) if is_tuple else values[0]
-
-
-def _whole_partition(layers: dict[str, nn.Module], is_last: bool) -> WholeSequential:
-    # Hooks: the engine does not run TorchScript layers without Python then, which would unpack.
-    partition = WholeSequential(OrderedDict(layers))
-    partition.register_forward_pre_hook(_joins)
-    if not is_last:
-        partition.register_forward_hook(_takes_apart)
-    return partition
-
-
-def _joins(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (joined(arguments),) if _runs_in_engine() else arguments
-
-
-def _takes_apart(_: nn.Module, _arguments: Any, output: Any) -> Any:
-    return apart(output) if _runs_in_engine() else output
-
-
-def _runs_in_engine() -> bool:
-    """A program may call a partition of its own accord, as any Sequential."""
-    return _C.pipe.micro_batch() is not None
-
-
 def check_sequential(module: nn.Module) -> None:
     """Raises unless ``module`` is a Sequential whose children are all different modules."""
     if not isinstance(module, nn.Sequential):
@@ -149,7 +107,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 class Split(NamedTuple):
-    """What :func:`split` gives: per partition its layers and its device."""
+    """What :func:`partitions_of` gives: per partition its layers and its device."""
 
     partitions: list[PipeSequential] | list[WholeSequential]
     devices: list[torch.device]
@@ -157,7 +115,7 @@ class Split(NamedTuple):
     names: list[list[str]]
 
 
-def split(module: nn.Sequential) -> Split:
+def partitions_of(module: nn.Sequential) -> Split:
     """Cuts a Sequential: neighbours on one accelerator share a partition, CPU children don't.
 
     A child Sequential is flattened one level, unless calling it does more than its layers do. The
@@ -191,7 +149,7 @@ def split(module: nn.Sequential) -> Split:
         return Split([PipeSequential(*group) for group in groups], devices, names)
     own_names = [[name.rpartition(".")[2] for name in group] for group in names]
     layers = [dict(zip(*pair, strict=True)) for pair in zip(own_names, groups, strict=True)]
-    whole = [_whole_partition(one, one is layers[-1]) for one in layers]
+    whole = [whole_partition(one, one is layers[-1]) for one in layers]
     return Split(whole, devices, own_names)
 
 

@@ -99,7 +99,7 @@ class Pipe(nn.Module):
         verify_skippables(module)
         if deferred_batch_norm:
             module = DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
-        partitions, self.devices, names = _partition.split(module)
+        partitions, self.devices, names = _partition.partitions_of(module)
         _partition.check_shared_parameters(partitions, self.devices)
         self._shared_statistics = _partition.shared_statistics(partitions, self.devices)
         #: The partitions, in order.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from weft.pipe._partition import WholeSequential, apart, joined
+from weft.pipe._whole import WholeSequential, with_mark, without_mark
 from weft.pipe.skip._store import SkipStore, use_store
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ def kept(
 
     _, output, skips = _walk(module, args, device, measure, skips)
     if isinstance(module, WholeSequential):
-        result = apart(output)
+        result = with_mark(output)
     else:
         result = tuple(output) if isinstance(output, (tuple, list)) else (output,)
     return _size(saved), _leaves_on(device, result), skips
@@ -139,7 +139,7 @@ def _walk(
     costs: list[float] = []
     is_whole = isinstance(module, WholeSequential)
     if is_whole:
-        args = (joined(args),)
+        args = (without_mark(args),)
     output: Any = args
     skips = skips if skips is not None else {}
     with _undisturbed(device):

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.pipe import _profile
+from weft.pipe._even_split import split_evenly
 from weft.pipe._inputs import check_chunks, first_chunk
-from weft.pipe._partition import WholeSequential, WithDevice, apart, check_shared_parameters
-from weft.pipe._split import split_evenly
+from weft.pipe._partition import WithDevice, check_shared_parameters
+from weft.pipe._whole import WholeSequential, with_mark
 
 __all__ = ["balance_by_size", "balance_by_time", "place"]
 
@@ -159,7 +160,7 @@ def _profiled(
     if unpack:
         return module, _arguments(sample)
     whole = sample if isinstance(sample, Tensor) else tuple(sample)
-    return WholeSequential(OrderedDict(module.named_children())), apart(whole)
+    return WholeSequential(OrderedDict(module.named_children())), with_mark(whole)
 
 
 def _check(

@@ -20,7 +20,8 @@ from weft.pipe._driver.mini_batch import MiniBatch
 from weft.pipe._driver.output import ForwardGraph, PipeOutput
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._driver.stages import divide, inner_remote_module, skip_routes
-from weft.pipe._driver.state_at_workers import StateAtWorkers
+from weft.pipe._driver.state_elsewhere import StateElsewhere
+from weft.pipe._driver.worker_timeline import WorkerRecording
 from weft.pipe._inputs import check_checkpoint, check_chunks, check_rows
 from weft.pipe._pipe import Pipe
 from weft.pipe._timeline.recording import Timeline
@@ -28,18 +29,16 @@ from weft.pipe._workers import calls
 from weft.pipe._workers.job import Job, Outcome, Work
 from weft.pipe._workers.micro_batch import Backward
 from weft.pipe._workers.parcels import for_worker, pack
-from weft.pipe._workers.recording import WorkerRecording
 from weft.pipe._workers.schedule import SCHEDULES, Plan, PlanSpec, plan_of
 from weft.pipe._workers.scripted import SavedLoss, is_scripted
 from weft.pipe._workers.splitting import refuse_gradients, rows_of, split, wanting_gradients
 
 
-class WorkerPipe(StateAtWorkers):
+class WorkerPipe(StateElsewhere):
     """A Pipe whose stages are on workers: ``weft.Pipe(module, chunks, schedule="1f1b")``.
 
     The driver, which makes it, tells the workers what to run; activations and gradients go from
-    worker to worker. It may run stages itself. A Pipe by type only: it has no engine, partitions or
-    devices.
+    worker to worker. It may run stages itself.
 
     Mini-batches of several threads come one after the other; the rest from one thread at a time.
     """

@@ -45,7 +45,7 @@ class Figures:
         )
 
 
-class MiniBatch:
+class RecordedMiniBatch:
     """The tasks of one call of the Pipe and of its backward pass, in order of their beginning.
 
     A lane does one task at a time: here a stage, which has a thread of its own.
@@ -104,7 +104,7 @@ class MiniBatch:
             mean_ms={kind: statistics.fmean(by_kind[kind]) / 1e6 for kind in kinds},
         )
 
-    def ideal(self) -> MiniBatch:
+    def ideal(self) -> RecordedMiniBatch:
         """The same tasks on the schedule as it is on paper: stages of one length, nothing in between.
 
         Tasks of a kind last as long as they did on the mean; the pause between forward and backward,
@@ -117,7 +117,7 @@ class MiniBatch:
         if len(self.phases) == 2:
             pause = self.backward[0].begin - max(event.end for event in self.forward)
         begin = self.events[0].begin
-        return MiniBatch(gpipe(self.stages, self.micro_batches, lasting, begin, pause))
+        return RecordedMiniBatch(gpipe(self.stages, self.micro_batches, lasting, begin, pause))
 
 
 def gpipe(
@@ -149,7 +149,7 @@ def gpipe(
         begin = max(free) + pause
 
 
-def mini_batches(events: Iterable[Event]) -> list[MiniBatch]:
+def mini_batches(events: Iterable[Event]) -> list[RecordedMiniBatch]:
     """Cuts a recording at every forward of micro-batch 0 on stage 0."""
     groups: list[list[Event]] = []
     for event in sorted(events, key=lambda event: event.begin):
@@ -158,4 +158,4 @@ def mini_batches(events: Iterable[Event]) -> list[MiniBatch]:
             groups.append([])
         groups[-1].append(event)
     whole = [group for group in groups if any(event.kind == "forward" for event in group)]
-    return [MiniBatch(group) for group in whole]
+    return [RecordedMiniBatch(group) for group in whole]

@@ -19,7 +19,7 @@ from typing import Any
 
 from weft._observe.merged_trace import named
 from weft.pipe._timeline import svg
-from weft.pipe._timeline.events import Event, Figures, MiniBatch, mini_batches
+from weft.pipe._timeline.events import Event, Figures, RecordedMiniBatch, mini_batches
 
 
 class Timeline:
@@ -28,14 +28,14 @@ class Timeline:
     def __init__(self, lanes: Sequence[str] = ()) -> None:
         #: What does one task at a time: a stage and its device, or a worker.
         self.lanes = tuple(lanes)
-        self._batches: list[MiniBatch] | None = None
+        self._batches: list[RecordedMiniBatch] | None = None
 
-    def close(self, batches: Iterable[MiniBatch]) -> None:
+    def close(self, batches: Iterable[RecordedMiniBatch]) -> None:
         """Takes what was recorded; for the context manager that records."""
         self._batches = list(batches)
 
     @property
-    def mini_batches(self) -> list[MiniBatch]:
+    def mini_batches(self) -> list[RecordedMiniBatch]:
         """What was recorded. ValueError while recording goes on, or if nothing was recorded."""
         if self._batches is None:
             raise ValueError("the recording goes on: leave `with pipe.record()` first")
@@ -44,7 +44,7 @@ class Timeline:
         return self._batches
 
     @property
-    def typical(self) -> MiniBatch:
+    def typical(self) -> RecordedMiniBatch:
         """The mini-batch of median time."""
         ordered = sorted(self.mini_batches, key=lambda batch: batch.figures().seconds)
         return ordered[len(ordered) // 2]
@@ -94,7 +94,9 @@ class Recording:
         self._timeline.close(mini_batches(Event(*event) for event in events))
 
 
-def _trace(batches: Sequence[MiniBatch], figures: Figures, lanes: Sequence[str]) -> dict[str, Any]:
+def _trace(
+    batches: Sequence[RecordedMiniBatch], figures: Figures, lanes: Sequence[str]
+) -> dict[str, Any]:
     """The "Trace Event Format": complete events in microseconds, one thread per lane."""
     origin = min(event.begin for batch in batches for event in batch.events)
     records: list[dict[str, Any]] = [named("process_name", 0, 0, "weft.Pipe")]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from weft.pipe._timeline.events import Event, MiniBatch
+from weft.pipe._timeline.events import Event, RecordedMiniBatch
 
 # The palette of Okabe and Ito for colour-blind readers; text on it is white or dark for contrast.
 _COLOURS = {
@@ -26,7 +26,9 @@ _TITLE, _LEGEND, _HEADING, _AXIS, _GAP = 62, 30, 26, 30, 14
 _DIGIT = 6.6  # the width of a digit at this size, generously
 
 
-def draw(batches: Sequence[MiniBatch], batch: MiniBatch, lanes: Sequence[str]) -> str:
+def draw(
+    batches: Sequence[RecordedMiniBatch], batch: RecordedMiniBatch, lanes: Sequence[str]
+) -> str:
     """The SVG text for one of the mini-batches."""
     number, count = batches.index(batch) + 1, len(batches)
     ideal = batch.ideal()
@@ -84,7 +86,7 @@ def _text(x: float, y: float, text: str, extra: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}"{extra}>{escape(text)}</text>'
 
 
-def _heading(batch: MiniBatch, number: int, count: int) -> Iterator[str]:
+def _heading(batch: RecordedMiniBatch, number: int, count: int) -> Iterator[str]:
     which = "" if count == 1 else f", mini-batch {number} of {count} (the median one)"
     figures = batch.figures()
     title = f"Pipeline: {figures.stages} stages, {figures.micro_batches} micro-batches{which}"
@@ -98,7 +100,7 @@ def _time(ms: float) -> str:
     return f"{ms * 1e3:.0f} µs" if ms < 1 else f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1e3:.2f} s"
 
 
-def _legend(batch: MiniBatch, y: float) -> Iterator[str]:
+def _legend(batch: RecordedMiniBatch, y: float) -> Iterator[str]:
     x = 20.0
     present = {event.kind for event in batch.events}
     entries = [(kind, colour) for kind, colour in _COLOURS.items() if kind in present]
@@ -110,7 +112,7 @@ def _legend(batch: MiniBatch, y: float) -> Iterator[str]:
 
 
 def _panel(
-    title: str, batch: MiniBatch, scale: _Scale, top: float, lane: int, lanes: Sequence[str]
+    title: str, batch: RecordedMiniBatch, scale: _Scale, top: float, lane: int, lanes: Sequence[str]
 ) -> Iterator[str]:
     yield _text(20, top + 16, title, ' font-size="13" font-weight="bold"')
     top += _HEADING
@@ -136,7 +138,7 @@ def _panel(
         yield from _bar(event, scale, place, lane, opacity, event.kind in numbered)
 
 
-def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterator[str]:
+def _pause(batch: RecordedMiniBatch, scale: _Scale, top: float, bottom: float) -> Iterator[str]:
     """Blanks the lanes while the caller computes the loss: that time is no bubble."""
     if len(batch.phases) == 2:
         left = scale.x(max(event.end for event in batch.forward))
@@ -146,7 +148,7 @@ def _pause(batch: MiniBatch, scale: _Scale, top: float, bottom: float) -> Iterat
             yield f'<rect {shape} fill="#ffffff"><title>between forward and backward</title></rect>'
 
 
-def _numbered(batch: MiniBatch, scale: _Scale) -> set[str]:
+def _numbered(batch: RecordedMiniBatch, scale: _Scale) -> set[str]:
     """The kinds whose bars have room for a number, judged by their mean length."""
     room = _DIGIT * len(str(batch.micro_batches - 1)) + 3
     means = batch.figures().mean_ms

@@ -1,5 +1,5 @@
-"""The part of a WorkerPipe that is the state of its layers: parameters, optimizers and checkpoints, all
-at the workers.
+"""Runs at the driver: what a Pipe is as an ``nn.Module`` when its layers are on workers. Parameters,
+optimizers and checkpoints act there; what needs the layers here is refused.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed.rpc as rpc
@@ -18,8 +18,8 @@ from typing_extensions import Self
 from weft.pipe._driver.checkpoint import Checkpoint, folder_at, take_back
 from weft.pipe._driver.gradients import ReplicatedGradients
 from weft.pipe._driver.optimizer import PipeOptimizer
-from weft.pipe._driver.refused_methods import LayersElsewhere
 from weft.pipe._driver.remote_parts import RemoteParts, as_a_whole
+from weft.pipe._pipe import Pipe
 from weft.pipe._workers import shards, state
 
 #: In the metadata of a Pipe's state, that of its layers: where the Pipe is in a module, torch gives it
@@ -27,11 +27,8 @@ from weft.pipe._workers import shards, state
 _OF_LAYERS = "layers"
 
 
-class StateAtWorkers(LayersElsewhere):
-    """What ``nn.Module`` and torch's functions do to a module's state, done at the workers.
-
-    WorkerPipe sets the attributes.
-    """
+class StateElsewhere(Pipe):
+    """A Pipe by type only: it has no engine, partitions or devices. WorkerPipe sets the attributes."""
 
     _identity: str
     _parts: RemoteParts
@@ -216,3 +213,43 @@ class StateAtWorkers(LayersElsewhere):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.at_workers(state.change, "zero_grad", set_to_none)
         self._gradients.broken = False
+
+    # What needs the layers here
+
+    def __getitem__(self, index: int) -> NoReturn:
+        _refuse("its layers are on workers")
+
+    def __iter__(self) -> NoReturn:
+        _refuse("its layers are on workers")
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, and with it ``parameters()``: they are on workers."""
+        _refuse(
+            "its parameters are on workers: use pipe.optimizer, pipe.clip_grad_norm_, pipe.state_dict"
+        )
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, and with it ``buffers()``: they are on workers."""
+        _refuse("its buffers are on workers: use pipe.state_dict")
+
+    def named_children(self) -> NoReturn:
+        """Refused, and with it ``children()`` and ``apply()``: the layers are on workers."""
+        _refuse("its layers are on workers")
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, and with it ``modules()``: the layers are on workers."""
+        _refuse("its layers are on workers")
+
+    def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("its layers cannot be moved or converted: do that before the Pipe is made")
+
+    def memory_report(self, *inputs: Any) -> NoReturn:
+        """Refused: only for stages of this process."""
+        _refuse("memory_report is for stages of this process")
+
+    def __getstate__(self) -> NoReturn:
+        _refuse("it cannot be copied or pickled: its layers are on workers")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise NotImplementedError(f"This Pipe has a schedule: {why}")

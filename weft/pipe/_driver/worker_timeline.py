@@ -1,10 +1,10 @@
-"""The timeline of a pipeline over workers: each records its tasks, the driver puts them on its clock."""
+"""At the driver: the timeline of a pipeline, of the tasks that each worker has recorded by its own clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from weft.pipe._timeline.events import Event, MiniBatch
+from weft.pipe._timeline.events import Event, RecordedMiniBatch
 from weft.pipe._timeline.recording import Timeline
 from weft.pipe._workers.job import Done, StagePlace
 from weft.pipe._workers.schedule import (
@@ -17,7 +17,7 @@ from weft.pipe._workers.schedule import (
 )
 
 
-class WorkerMiniBatch(MiniBatch):
+class WorkerMiniBatch(RecordedMiniBatch):
     """A mini-batch whose lanes are workers, which run their tasks in a planned order."""
 
     def __init__(
@@ -52,7 +52,7 @@ class WorkerMiniBatch(MiniBatch):
         span = max(event.end for event in ideal) - min(event.begin for event in ideal)
         return 1 - sum(event.end - event.begin for event in ideal) / (max(span, 1) * self.lanes)
 
-    def ideal(self) -> MiniBatch:
+    def ideal(self) -> RecordedMiniBatch:
         return WorkerMiniBatch(self._on_paper(), self.schedule, self._plan, self._places)
 
     def _on_paper(self) -> list[Event]:
@@ -112,7 +112,7 @@ class WorkerRecording:
         self._places = [place.workers for place in places]
         self.timeline = Timeline(workers_of(self._places))
         self._offsets = {worker: offset(worker) for worker in self.timeline.lanes}
-        self._batches: list[MiniBatch] = []
+        self._batches: list[RecordedMiniBatch] = []
 
     def add(self, plan: Plan, tasks: Mapping[str, Sequence[Done]]) -> None:
         """Takes what each worker recorded of a mini-batch."""
