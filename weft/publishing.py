@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from weft import _C
-from weft._remote.named_tuples import names_in, restoring
+from weft._remote.annotations import restoring
+from weft._remote.named_tuples import names_in
 from weft._remote.results import checked
 from weft.options import check_int, check_seconds
 

@@ -1,4 +1,4 @@
-"""The API of the original RPC design, for programs and people that know it."""
+"""``weft.init_rpc``: torch's, with the backend WEFT and options by name; and ``weft.wait_all_workers``."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ def answer_with(make, *args: object) -> None:
     from weft._observe import doing, state
 
     if not _own:
-        _own.update({**state.stacks(), **state.state()})
-    state.state = state.stacks = doing.doing = lambda: make(_own, *args)
+        _own.update({**state.own_stacks(), **state.own_state()})
+    state.own_state = state.own_stacks = doing.doing = lambda: make(_own, *args)
 
 
 def hang_line() -> str:

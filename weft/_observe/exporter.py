@@ -12,7 +12,7 @@ from typing import cast
 from weft._observe.group import ask_all
 from weft._observe.http_server import PATIENCE, BoundedServer
 from weft._observe.prometheus import metrics_text
-from weft._observe.state import stacks, state
+from weft._observe.state import own_stacks, own_state
 from weft._torch.log import inform, warn
 from weft._torch.request_policy import register_function
 from weft._torch.threads import started
@@ -37,8 +37,8 @@ def start() -> None:
     with _mutex:
         if _server is not None and _server[0] == os.getpid():
             return
-        register_function(state)
-        register_function(stacks)
+        register_function(own_state)
+        register_function(own_stacks)
         try:
             server = BoundedServer(wanted, _Handler)
         except OSError as error:
@@ -80,8 +80,8 @@ def wanted_address() -> tuple[str, int] | None:
 
 _PAGES = {
     "/metrics": ("text/plain; version=0.0.4; charset=utf-8", metrics_text),
-    "/group": ("application/json", lambda: json.dumps(ask_all(state))),
-    "/stacks": ("application/json", lambda: json.dumps(ask_all(stacks))),
+    "/group": ("application/json", lambda: json.dumps(ask_all(own_state))),
+    "/stacks": ("application/json", lambda: json.dumps(ask_all(own_stacks))),
 }
 
 

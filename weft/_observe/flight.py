@@ -93,7 +93,7 @@ def record(stacks: bool = True) -> dict[str, Any]:
         "rpc_requests": served,
         "pipeline_steps": pipeline_tasks.kept(),
         "waits": waits,
-        "stacks": state.stacks()["stacks"],
+        "stacks": state.own_stacks()["stacks"],
     }
     return {**with_messages_in_pairs(trace), **own}
 

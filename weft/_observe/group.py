@@ -19,8 +19,8 @@ _PATIENCE = 1.0  # seconds for a worker to answer
 Answer = TypeVar("Answer")
 # By question, what a worker answers besides its name and rank, which the group knows.
 _SHAPES: dict[Callable[[], State], dict[str, Any]] = {
-    state.state: {"host": str, "pid": int, "waits": list[Waiting], "metrics": Metrics},
-    state.stacks: {"host": str, "pid": int, "stacks": str},
+    state.own_state: {"host": str, "pid": int, "waits": list[Waiting], "metrics": Metrics},
+    state.own_stacks: {"host": str, "pid": int, "stacks": str},
 }
 _TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
 
@@ -37,7 +37,7 @@ def stacks() -> dict[str, str]:
     within a second has the reason in place of its stacks, or how to look for it. Under the request
     policy ``registered`` those with ``WEFT_METRICS`` answer, under ``script`` none.
     """
-    return {one["name"]: one["error"] or one["stacks"] for one in ask_all(state.stacks)}
+    return {one["name"]: one["error"] or one["stacks"] for one in ask_all(state.own_stacks)}
 
 
 def ask_all(question: Callable[[], State]) -> list[State]:

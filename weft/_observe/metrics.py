@@ -1,4 +1,4 @@
-"""The figures of this process: as one object, and as Prometheus text."""
+"""The figures of this process, as one object."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from weft.deadlines import deadline
 State = dict[str, Any]
 
 
-def state() -> State:
+def own_state() -> State:
     """Who this process is, its figures, and what it waits for."""
     figures = dataclasses.asdict(metrics())
     if deadline() is not None:  # a call asks, which is not to be counted
@@ -30,7 +30,7 @@ def state() -> State:
     return {**identity(), "waits": waits, "metrics": figures}
 
 
-def stacks() -> State:
+def own_stacks() -> State:
     """Who this process is, and where its threads are in Python; the main one first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident

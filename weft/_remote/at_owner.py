@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.rpc import PyRRef as RRef
 from torch.utils import _pytree as pytree
 
-from weft._remote.named_tuples import picklable, restoring, result_of
+from weft._remote.annotations import restoring, result_of
+from weft._remote.named_tuples import picklable
 from weft._remote.signature import Signature, signature_of
 from weft.publishing import publish, published, unpublish
 

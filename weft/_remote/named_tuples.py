@@ -1,8 +1,6 @@
 """NamedTuples of remote calls. They travel as plain tuples, because a peer may lack the class.
 
-This module describes the NamedTuples of a signature, gives Python code the classes that its
-annotations name (and dtypes, which TorchScript sends as numbers), and gives results the names that
-come beside them.
+This module finds and describes their classes, and gives results the names that come beside them.
 """
 
 from __future__ import annotations
@@ -10,39 +8,24 @@ from __future__ import annotations
 import collections
 import collections.abc
 import functools
-import inspect
 import json
 import sys
 import types
-import typing
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-Rebuild = Callable[[Any], Any]
-
-
-def is_named_tuple(annotation: Any) -> bool:
-    """Whether this is a class made by ``NamedTuple`` or ``namedtuple``."""
-    return (
-        isinstance(annotation, type)
-        and issubclass(annotation, tuple)
-        and hasattr(annotation, "_fields")
-    )
-
-
-def field_types(named: Any) -> list[Any]:
-    """The annotations of the fields; as in TorchScript, one without is a tensor."""
-    hints = typing.get_type_hints(named)
-    return [hints.get(name, torch.Tensor) for name in named._fields]
-
-
-def holds_names(annotation: Any) -> bool:
-    """Whether NamedTuples are in it, at any depth."""
-    return is_named_tuple(annotation) or any(
-        holds_names(one) for one in typing.get_args(annotation)
-    )
+from weft._remote.annotations import (
+    CONTAINERS,
+    Rebuild,
+    dtype_of,
+    field_types,
+    hints_of,
+    is_named_tuple,
+    kind_of,
+    rebuild_each,
+)
 
 
 def script_name(named: Any) -> str:
@@ -107,82 +90,6 @@ def picklable(value: Any) -> Any:
     return value
 
 
-@functools.cache
-def _dtypes() -> dict[int, torch.dtype]:
-    """By TorchScript's numbers, which it makes of dtypes that an operator takes as numbers."""
-    known = (one for one in vars(torch).values() if isinstance(one, torch.dtype))
-    return {torch.ops.aten.add.int(one, 0): one for one in known}
-
-
-def _dtype(value: Any) -> Any:
-    """TorchScript's number of a dtype as the dtype. Peers choose it, and torch checks no number."""
-    if type(value) is not int:
-        return value
-    if value not in _dtypes():
-        raise ValueError(f"{value} is not the number of a dtype")
-    return _dtypes()[value]
-
-
-def _rebuild(annotation: Any) -> Rebuild | None:
-    """A function that turns plain tuples into this type; None if there is nothing to do."""
-    if is_named_tuple(annotation):
-        fields = [_rebuild(one) for one in field_types(annotation)]
-        return lambda value: annotation._make(_each(fields, _fitting(annotation, value)))
-    if annotation is torch.dtype:
-        return _dtype
-    kind, inner = _kind(annotation)
-    parts = [_rebuild(one) for one in inner]
-    return _CONTAINERS[kind](parts) if kind and any(parts) else None
-
-
-def _fitting(named: Any, value: Any) -> Any:
-    """``value``, which must be a tuple with the fields' number of values."""
-    if not isinstance(value, tuple) or len(value) != len(named._fields):
-        raise ValueError(f"{value!r} is no {named.__name__}, which has {len(named._fields)} fields")
-    return value
-
-
-def _kind(annotation: Any) -> tuple[str, list[Any]]:
-    """The kind of container and the types of its values; "" for others and for ambiguous types."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (list, collections.abc.Sequence) and inner:
-        return "list", [inner[0]]
-    if origin in (dict, collections.abc.Mapping) and inner:
-        return "dict", [inner[1]]
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return "tuples", [inner[0]]
-    if origin is tuple:
-        return "tuple", list(inner)
-    if origin in (typing.Union, types.UnionType) and len(inner) == 2 and type(None) in inner:
-        return "optional", [one for one in inner if one is not type(None)]
-    return "", []
-
-
-# By kind: makes the function for a container from the functions for its values.
-_CONTAINERS: dict[str, Callable[[list[Any]], Rebuild]] = {
-    "list": lambda parts: lambda value: [parts[0](item) for item in value],
-    "dict": lambda parts: lambda value: {key: parts[0](item) for key, item in value.items()},
-    "tuple": lambda parts: lambda value: tuple(_each(parts, value)),
-    "tuples": lambda parts: lambda value: tuple(parts[0](item) for item in value),
-    "optional": lambda parts: lambda value: None if value is None else parts[0](value),
-}
-
-
-def _each(parts: list[Rebuild | None], values: Any) -> list[Any]:
-    return [
-        value if part is None else part(value) for part, value in zip(parts, values, strict=True)
-    ]
-
-
-def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a callable: also of a callable object and behind functools.partial."""
-    while isinstance(annotated, functools.partial):
-        annotated = annotated.func
-    if not isinstance(annotated, type) and not inspect.isroutine(annotated):
-        annotated = type(annotated).__call__
-    return typing.get_type_hints(annotated)
-
-
 def names_in(annotated: Callable[..., Any]) -> str:
     """The NamedTuples in what ``annotated`` returns, in the form of ``jit_ops/values/result_names.h``.
 
@@ -199,7 +106,7 @@ DTYPE = ["dtype"]
 def part_of_result(annotated: Callable[..., Any]) -> Any:
     """What the caller makes again of the result: see :func:`names_in`. None: nothing."""
     try:
-        return _part(_hints(annotated).get("return"))
+        return _part(hints_of(annotated).get("return"))
     except (NameError, TypeError):
         return None
 
@@ -221,7 +128,7 @@ def _part(annotation: Any) -> Any:
     if is_named_tuple(annotation):
         parts = [_part(one) for one in field_types(annotation)]
         return ["tuple", script_name(annotation), annotation._fields, parts]
-    kind, inner = _kind(annotation)
+    kind, inner = kind_of(annotation)
     parts = [_part(one) for one in inner]
     if not any(parts):
         return None
@@ -245,86 +152,14 @@ def _naming(part: Any) -> Rebuild | None:
     if part is None:
         return None
     if part[0] == "dtype":
-        return _dtype
+        return dtype_of
     if part[0] != "tuple":
-        return _CONTAINERS[part[0]]([_naming(part[1])])
+        return CONTAINERS[part[0]]([_naming(part[1])])
     _, name, fields, inner = part
     parts = [_naming(one) for one in inner]
     if name is None:
-        return _CONTAINERS["tuple"](parts)
+        return CONTAINERS["tuple"](parts)
     cls = class_called(name)
     if cls is None or cls._fields != tuple(fields):
         cls = _stand_in(_words(name)[-1], tuple(fields))
-    return lambda value: cls._make(_each(parts, value))
-
-
-@functools.cache
-def result_of(annotated: Callable[..., Any]) -> Rebuild:
-    """A function that gives a result of ``annotated`` the classes that its annotation names."""
-    try:
-        made = _rebuild(_hints(annotated).get("return"))
-    except (NameError, TypeError):
-        made = None
-    return made or (lambda value: value)
-
-
-def _argument(parameter: inspect.Parameter, hint: Any) -> Rebuild | None:
-    """What makes the value that ``bind`` has for a parameter the type that is annotated."""
-    made = _rebuild(hint)
-    if hint in (torch.layout, torch.qscheme):
-        raise TypeError(
-            f"parameter '{parameter.name}' cannot be published with the annotation {hint!r}: it would "
-            "arrive as a number; take its name, and look it up: getattr(torch, name)"
-        )
-    if made is None:
-        if holds_names(hint):
-            raise TypeError(
-                f"parameter '{parameter.name}' cannot be published with the annotation {hint!r}: a "
-                "NamedTuple arrives as a plain tuple, which does not tell the type; NamedTuples may be in "
-                "lists, dicts, tuples and Optionals"
-            )
-        return None
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return _CONTAINERS["tuples"]([made])
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return _CONTAINERS["dict"]([made])
-    # `p: P = None` is an Optional to everybody but the typing module.
-    return _CONTAINERS["optional"]([made])
-
-
-def _made(name: str, made: Rebuild, value: Any) -> Any:
-    try:
-        return made(value)
-    except ValueError as error:
-        raise ValueError(f"argument '{name}': {error}") from None
-
-
-def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, called with NamedTuples where the annotations of ``annotated`` name them.
-
-    The function itself if there are none, or if the annotations cannot be read.
-
-    Raises:
-        TypeError: an annotation has a NamedTuple where a plain tuple does not tell of which type it is.
-    """
-    try:
-        hints = _hints(annotated)
-        signature = inspect.signature(annotated)
-    except (NameError, TypeError, ValueError):
-        return function
-    rebuild = {
-        name: made
-        for name, parameter in signature.parameters.items()
-        if (made := _argument(parameter, hints.get(name))) is not None
-    }
-    if not rebuild:
-        return function
-
-    def restored(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        for name, made in rebuild.items():
-            if name in bound.arguments:
-                bound.arguments[name] = _made(name, made, bound.arguments[name])
-        return function(*bound.args, **bound.kwargs)
-
-    return restored
+    return lambda value: cls._make(rebuild_each(parts, value))

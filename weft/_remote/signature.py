@@ -15,13 +15,8 @@ from torch import nn
 from torch._jit_internal import _qualified_name, fake_range
 from torch.jit.annotations import ann_to_type
 
-from weft._remote.named_tuples import (
-    class_called,
-    field_types,
-    holds_names,
-    is_named_tuple,
-    script_name,
-)
+from weft._remote.annotations import field_types, holds_names, is_named_tuple
+from weft._remote.named_tuples import class_called, script_name
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ values (``pickle_rules.py``); a registered function runs only as the function of
 value that is much larger than the pickle, takes very long to make, or is nested so deeply that CPython's
 stack overflows over it (``pickle_limits.py``).
 
-It is written in Python because the unpickler in C cannot be restricted so far.
+It is written in Python because the unpickler in C cannot be restricted to that extent.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
 
 
-# The engines' threads need the interpreter to end, so they end before it does.
+# To end, the engines' threads need the interpreter: so they end first.
 _pipes: weakref.WeakSet[Pipe] = weakref.WeakSet()
 
 
