@@ -19,10 +19,10 @@ from ranks import Ranks, leave, meet
 from waiting import wait_until
 from workers import Workers
 
-from weft._torch import current
+from weft._torch.patches.flight_recorder import torch_records
 
 pytestmark = pytest.mark.skipif(
-    current.torch_records(), reason="this torch records groups of any backend itself"
+    torch_records(), reason="this torch records groups of any backend itself"
 )
 
 

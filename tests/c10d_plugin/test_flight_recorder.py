@@ -7,10 +7,10 @@ import json
 import pytest
 from ranks import Ranks
 
-from weft._torch import current
+from weft._torch.patches.flight_recorder import torch_records
 
 pytestmark = pytest.mark.skipif(
-    current.torch_records(), reason="this torch records groups of any backend itself"
+    torch_records(), reason="this torch records groups of any backend itself"
 )
 
 

@@ -17,13 +17,12 @@ except ModuleNotFoundError as error:
         raise
     torch = None  # _load says what to do
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-
 
 def library_path() -> str:
     """The path of ``libweft.so``, for ``torch.ops.load_library`` and for C++ linkers."""
+    # Where this file is a link (tools/stage.py) the library is beside the link, else beside the file.
     beside = Path(os.path.abspath(__file__)).parents[1] / "libweft.so"
-    return str(beside if beside.exists() else _PACKAGE / "libweft.so")
+    return str(beside if beside.exists() else Path(__file__).resolve().parents[1] / "libweft.so")
 
 
 def cmake_prefix_path() -> str:
@@ -77,7 +76,3 @@ def tell_the_doctor(problem: str) -> None:
 if _problem := _load():
     tell_the_doctor(_problem)
     raise ImportError(_problem)
-
-from weft._torch import op_effects  # noqa: E402  after the library, whose operators it marks
-
-op_effects.install()

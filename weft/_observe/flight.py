@@ -22,6 +22,7 @@ from weft._observe.messages import with_messages_in_pairs
 from weft._observe.waits import who_waits
 from weft._torch import current
 from weft._torch.log import inform, warn
+from weft._torch.patches.flight_recorder import torch_records
 from weft._torch.threads import started
 
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -44,7 +45,7 @@ def start() -> None:
     keep_as_asked()
     kept = size()
     _C._record_operations(
-        0 if current.torch_records() else kept,
+        0 if torch_records() else kept,
         stacks=kept > 0 and _is_on(_STACKS, default=True),
         cpp_stacks=_is_on("TORCH_FR_CPP_STACK") or _is_on("TORCH_NCCL_TRACE_CPP_STACK"),
     )

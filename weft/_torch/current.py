@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.rpc import api
 
@@ -42,11 +41,6 @@ def named_backends() -> list[tuple[str, Any]]:
 def group_text(name: str) -> str:
     """How log lines name a process group, as in C++; torch calls the default one "0"."""
     return "the default process group" if name == "0" else f"process group '{name}'"
-
-
-def torch_records() -> bool:
-    """Whether this torch records groups of any backend itself."""
-    return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
 
 
 def ranks_of(name: str) -> list[int]:

@@ -17,7 +17,7 @@ from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C, _native, _observe
 from weft._observe import logs
-from weft._torch import current, patches, process_group
+from weft._torch import current, op_effects, patches, process_group
 from weft._torch.log import warn
 from weft._torch.patches import default
 from weft._torch.patches.unpickler import set_policy
@@ -118,6 +118,7 @@ def install() -> None:
     if not backend_registry.backend_registered(BACKEND):
         process_group.register()
         patches.install()
+        op_effects.install()
         register_backend(BACKEND, RpcBackendOptions, make_agent)
         atexit.register(_shut_down_at_exit)
         _tell_of_misspelt_wishes()

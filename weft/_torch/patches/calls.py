@@ -10,11 +10,12 @@ from torch.distributed.rpc import api, internal
 from torch.jit import _builtins
 
 from weft import _C
-from weft._torch.patches import rref
+from weft._torch.forks import forks
 from weft._torch.patches.patch import Function, patch
 
 _SYNC = api.RPCExecMode.SYNC
 _ASYNC = api.RPCExecMode.ASYNC
+_NOT_OURS = object()
 
 
 class _Answer:
@@ -56,42 +57,54 @@ def invoke_rpc(
     (rpc_backend/python/calls.cpp). What a Python function raises comes as its own type, where torch's
     futures have text; and where it is waited for, no future stands between Ctrl-C and the caller
     (rpc_backend/python/python_calls.cpp).
+
+    Returns:
+        With SYNC what rpc_sync calls ``wait()`` on, with ASYNC the future.
     """
-    if not _C._weft_is_current():
+    ours = _C._weft_is_current() and not api._get_should_profile()
+    if not ours or rpc_type not in (_SYNC, _ASYNC):
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
     waits = rpc_type is _SYNC
     name = _builtins._find_builtin(func) if callable(func) else None
-    profiled = api._get_should_profile()
-    if name is not None and not profiled:
-        invoke = _C._call_builtin if waits else _C._start_builtin
-        worker = api._to_worker_info(to)
-        done, value = invoke(worker, name, rpc_timeout, tuple(args or ()), dict(kwargs or {}))
-        if done:
-            return _Answer(value) if waits else value
-    if profiled or rpc_type not in (_SYNC, _ASYNC):
+    value = _NOT_OURS
+    if name is not None:
+        value = _builtin(to, name, waits, args or (), kwargs or {}, rpc_timeout)
+    elif callable(func) and not _is_script(func):
+        value = _python(to, func, waits, args or (), kwargs or {}, rpc_timeout)
+    elif waits and _is_script(func):
+        value = _script(to, func, args or (), kwargs or {}, rpc_timeout)
+    if value is _NOT_OURS:
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
-    if name is None and callable(func) and not _is_script(func):
-        # Before the arguments are pickled: an RRef among them that is not sent stays with its owner.
-        worker, timeout = api._to_worker_info(to), float(rpc_timeout)
-        call = internal.PythonUDF(func, args or (), kwargs or {})
-        pickled, tensors = api._default_pickler.serialize(call)
-        asynchronous = hasattr(func, "_wrapped_async_rpc_function")
-        invoke = _C._call_python if waits else _C._start_python
-        value = invoke(worker, pickled, tensors, timeout, asynchronous)
-        return _Answer(value) if waits else value
-    if waits and _is_script(func):
-        function = getattr(func, "_wrapped_async_rpc_function", func)
-        return _Answer(
-            _C._call_script(
-                api._to_worker_info(to).name,
-                torch._jit_internal._qualified_name(function),
-                tuple(args or ()),
-                dict(kwargs or {}),
-                float(rpc_timeout),
-                function is not func,
-            )
-        )
-    return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+    return _Answer(value) if waits else value
+
+
+def _builtin(to: Any, name: str, waits: bool, args: Any, kwargs: Any, timeout: float) -> Any:
+    """The value if ``waits``, else a future; _NOT_OURS: torch finds the overload."""
+    invoke = _C._call_builtin if waits else _C._start_builtin
+    worker = api._to_worker_info(to)
+    done, value = invoke(worker, name, timeout, tuple(args), dict(kwargs))
+    return value if done else _NOT_OURS
+
+
+def _python(to: Any, func: Any, waits: bool, args: Any, kwargs: Any, timeout: float) -> Any:
+    # Before the arguments are pickled: an RRef among them that is not sent stays with its owner.
+    worker, timeout = api._to_worker_info(to), float(timeout)
+    pickled, tensors = api._default_pickler.serialize(internal.PythonUDF(func, args, kwargs))
+    asynchronous = hasattr(func, "_wrapped_async_rpc_function")
+    invoke = _C._call_python if waits else _C._start_python
+    return invoke(worker, pickled, tensors, timeout, asynchronous)
+
+
+def _script(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any:
+    function = getattr(func, "_wrapped_async_rpc_function", func)
+    return _C._call_script(
+        api._to_worker_info(to).name,
+        torch._jit_internal._qualified_name(function),
+        tuple(args),
+        dict(kwargs),
+        float(timeout),
+        function is not func,
+    )
 
 
 def _is_script(func: Any) -> bool:
@@ -133,11 +146,12 @@ def invoke_remote_builtin(
 @patch(
     "torch.distributed.rpc.internal:_internal_rpc_pickler.serialize",
     "(obj)",
-    without="Python calls with many tensors over Weft take longer.",
+    without="Python calls with many tensors over Weft take longer, and an RRef in a message that cannot "
+    "be pickled stays with its owner.",
     uses={"torch.distributed.rpc.internal:_InternalRPCPickler._tensor_receiver": "(tensor_index)"},
 )
 def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """Writes the receiver of tensors once per message.
+    """Writes the receiver of tensors once per message, and keeps nothing of one that fails.
 
     torch's reducer makes a new bound method for each tensor, so pickle writes its name for each of
     them. One that stays is written once and referred to afterwards. torch's pickler reads both.
@@ -145,26 +159,16 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     torchs, short = _tensor_reducers()
     reducer = short if _C._weft_is_current() else torchs
     internal._internal_rpc_pickler._dispatch_table[torch.Tensor] = reducer
-    tables, forks = internal._thread_local_tensor_tables, rref.forks
-    outer, outer_forks, forks.made = getattr(tables, "send_tables", None), forks.made, []
-    try:
-        pickled = upstream(obj)
-        forks.last = forks.made
-        return pickled
-    except BaseException:
-        _forget(forks.made, tables, outer)
-        raise
-    finally:
-        forks.made = outer_forks
-
-
-def _forget(forks: list[tuple[Any, ...]], tables: Any, outer: list[torch.Tensor] | None) -> None:
-    """Forgets the message whose pickling failed: the owner of an RRef in it would wait for its fork,
-    and torch keeps its tensors for the thread."""
-    _C._forget_forks(forks)
-    tables.__dict__.pop("send_tables", None)
-    if outer is not None:
-        tables.send_tables = outer
+    tables = internal._thread_local_tensor_tables
+    outer = getattr(tables, "send_tables", None)
+    with forks:
+        try:
+            return upstream(obj)
+        except BaseException:  # torch keeps the message's tensors for the thread
+            tables.__dict__.pop("send_tables", None)
+            if outer is not None:
+                tables.send_tables = outer
+            raise
 
 
 def _reduce_scripted(module: torch.jit.ScriptModule) -> tuple[Any, ...]:

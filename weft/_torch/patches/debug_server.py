@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from weft._torch.current import torch_records
-from weft._torch.patches.flight_recorder import PAGE, WITHOUT
+from weft._torch.patches.flight_recorder import PAGE, WITHOUT, torch_records
 from weft._torch.patches.patch import Function, Patch, patch
 
 

@@ -12,6 +12,9 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from weft import _C
 from weft._torch import current
 from weft._torch.patches.patch import Function, Patch, patch
@@ -49,7 +52,12 @@ def dump_pickle(
     return _merged(dumped, pickle.loads, as_pickle, wanted, stacks, bool(onlyActive))
 
 
-PATCHES: tuple[Patch, ...] = () if current.torch_records() else (dump_json, dump_pickle)
+def torch_records() -> bool:
+    """Whether this torch records groups of any backend itself."""
+    return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
+
+
+PATCHES: tuple[Patch, ...] = () if torch_records() else (dump_json, dump_pickle)
 
 
 def _as_json(trace: dict[str, Any]) -> bytes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 from weft import _C
+from weft._torch.forks import forks
 from weft._torch.patches.patch import Function, patch
 
 _FAILED = "RRef creation via rpc.remote() timed out"
@@ -57,26 +57,9 @@ def local_value(upstream: Function, self: Any) -> Any:
     return upstream(self)
 
 
-class _Forks(threading.local):
-    """What this thread has forked for the message that it pickles, and for the last that it pickled."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Any, ...]] = []
-        self.last: list[tuple[Any, ...]] = []
-
-
-forks = _Forks()
-
-
-def drop_last() -> None:
-    """Drops the forks of a message that this thread has pickled and does not send."""
-    _C._forget_forks(forks.last)
-    forks.last = []
-
-
 @patch("torch.distributed.rpc:PyRRef._serialize", "(self)", without=_WITHOUT, uses=_FUTURE)
 def serialize(upstream: Function, self: Any) -> tuple[Any, ...]:
     """Forks the RRef for a message."""
     fork = _with_cause(upstream, self)
-    forks.made.append(fork)
+    forks.add(fork)
     return fork

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.rpc import internal
 
 from weft import _C
-from weft._torch.patches import rref
+from weft._torch.forks import forks
 from weft.pipe._workers.values import cut, leaves, mapped, tensors_in
 
 Parcel = tuple[bytes, list[Tensor]]
@@ -51,7 +51,7 @@ def pack(value: Any, forward: bool = False) -> Parcel:
     else:
         layout, tensors = internal.serialize(value)
         if forward and not _are_visible(value, tensors):
-            rref.drop_last()
+            forks.forget_last_message()
             raise _hidden(value)
     return (_LOST_SHARING if forward and _C.pipe.share_storage(tensors) else b"") + layout, tensors
 
@@ -59,7 +59,7 @@ def pack(value: Any, forward: bool = False) -> Parcel:
 def check_visible(value: Any) -> None:
     """Raises TypeError if tensors that want gradients are where nobody finds them."""
     tensors = internal.serialize(value)[1]
-    rref.drop_last()
+    forks.forget_last_message()
     if not _are_visible(value, tensors):
         raise _hidden(value)
 
