@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("transport", "rpc_backend", "c10d_plugin", "jit_ops", "pipe")
 PACKAGES = sorted(path.parent for name in LAYERS for path in ROOT.glob(f"{name}/*/**/BUILD.bazel"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "SECURITY.md", "tests/conformance/README.md")),
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "weft/README.md")),
+    ROOT / "tests/conformance/README.md",
     *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/README.md")]),
     *(page for name in LAYERS for page in sorted(ROOT.glob(f"{name}/**/README.md"))),
 ]
@@ -63,6 +64,16 @@ def test_every_cpp_package_says_what_it_is(package):
     page = package / "README.md"
     assert page.exists(), f"{package.relative_to(ROOT)} has no README.md"
     assert len(page.read_text().splitlines()) <= 10, f"{page.relative_to(ROOT)} is no short README"
+
+
+def test_the_thread_model_has_every_thread_of_python():
+    table = set(
+        re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs/design/thread_model.md").read_text(), re.M)
+    )
+    started = re.compile(r'(?:name(?:: str)? ?= ?|Runner\()"(weft-[a-z]+)"')
+    sources = [path.read_text() for path in ROOT.glob("weft/**/*.py")]
+    named = {name for source in sources for name in started.findall(source)}
+    assert {"weft-pipe", "weft-driver", "weft-trace"} <= named <= table
 
 
 @BY_PAGE

@@ -52,7 +52,7 @@ def part(rank: int, begin: float, offset: int) -> Recorded:
         profile=profile(begin, 100 + rank),
         made=[],
         served=[],
-        steps=[],
+        tasks=[],
         offset=offset,
     )
 

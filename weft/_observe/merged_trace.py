@@ -14,7 +14,7 @@ RANGE = "weft::rpc "  # how the names of calls' ranges begin
 _RECORDED = 63  # characters of a function's name that a record has
 _PROCESSES = 1000  # numbers of the trace for the processes that one worker's profile has
 _OF_PROCESS = ("process_name", "process_sort_index")
-# The thread that has a pipeline's steps: Linux gives no thread this number. It gives 1, in a container.
+# The thread that has a pipeline's tasks: Linux gives no thread this number. It gives 1, in a container.
 _PIPELINE = 1 << 22
 
 
@@ -29,7 +29,7 @@ class Recorded:
     profile: dict[str, Any]
     made: list[Event]
     served: list[Event]
-    steps: list[Event]
+    tasks: list[Event]
     error: str = ""
     offset: int = 0  # nanoseconds by which its clock is ahead
 
@@ -103,33 +103,33 @@ class _Worker:
         return self._numbers.setdefault((self.part.rank, category, identity), len(self._numbers))
 
     def events(self) -> Iterator[Event]:
-        """Its profile, and the steps of its pipelines."""
+        """Its profile, and the tasks of its pipelines."""
         own, part = self._own, self.part
         yield named(
             "process_name", own, 0, f"{part.name} (rank {part.rank}, {part.host}:{part.pid})"
         )
         yield {**named("process_sort_index", own, 0, ""), "args": {"sort_index": part.rank}}
-        steps = list(self._steps())
-        if steps:
+        tasks = list(self._tasks())
+        if tasks:
             yield named("thread_name", own, _PIPELINE, "pipeline")
         profile = (
             one for one in self._events if one["name"] not in _OF_PROCESS or one["pid"] != own
         )
-        yield from self._nested(sorted([*profile, *steps], key=_order))
+        yield from self._nested(sorted([*profile, *tasks], key=_order))
 
-    def _steps(self) -> Iterator[Event]:
-        for step in self.part.steps:
-            if not step["time_ended_ns"]:
+    def _tasks(self) -> Iterator[Event]:
+        for task in self.part.tasks:
+            if not task["time_ended_ns"]:
                 continue
             yield {
-                "name": f"{step['kind']} {step['stage']}.mb{step['micro_batch']}",
+                "name": f"{task['kind']} {task['stage']}.mb{task['micro_batch']}",
                 "cat": "weft::pipe",
                 "ph": "X",
                 "pid": self._own,
                 "tid": _PIPELINE,
-                "ts": self._time(step["time_started_ns"]),
-                "dur": (step["time_ended_ns"] - step["time_started_ns"]) / 1e3,
-                "args": {"mini_batch": step["mini_batch"]},
+                "ts": self._time(task["time_started_ns"]),
+                "dur": (task["time_ended_ns"] - task["time_started_ns"]) / 1e3,
+                "args": {"mini_batch": task["mini_batch"]},
             }
 
     def _nested(self, events: list[Event]) -> Iterator[Event]:

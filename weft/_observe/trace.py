@@ -231,7 +231,7 @@ def end(worker: str, process: str, number: int) -> Recorded:
         one for one in found["traceEvents"] if not _is_question(one, found, asked)
     ]
     found["traceEvents"] += _names_left_out(found["traceEvents"])
-    return Recorded(**identity(), profile=found, made=made, served=served, steps=tasks)
+    return Recorded(**identity(), profile=found, made=made, served=served, tasks=tasks)
 
 
 def _names_left_out(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

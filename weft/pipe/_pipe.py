@@ -59,7 +59,7 @@ class Pipe(nn.Module):
             with the statistics of the whole mini-batch.
         schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` or ``"zb"``: the children are stages on
             workers (:class:`weft.RemoteModule`, or :class:`WithDevice` with ``"worker/device"``);
-            train with ``pipe.step``. See docs/guide/pipelines.md.
+            train with ``pipe.step``, which only such a Pipe has. See docs/guide/pipelines.md.
 
     Raises:
         RuntimeError: RPC is not initialised.

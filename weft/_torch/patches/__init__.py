@@ -1,7 +1,9 @@
-"""Every function of torch that Weft replaces: one list, checked against this torch at import.
+"""The functions of torch that Weft replaces; the doctor checks them against this torch.
 
-A patch affects calls only while the current agent, or the process group in question, is Weft's;
-with TensorPipe and Gloo torch's code runs as it was. To see what a torch has changed::
+Most act only where the agent or the process group is Weft's. Always: device_guard, forward_ad (in
+stages of a Pipe), and the reducers of scripted modules (calls.py). Besides these there are debug_pages,
+in the debug server's process, and what Weft puts into torch's tables default_device_backend_map,
+backend_capability and pg_coalesce_state. To see what a torch has changed::
 
     from weft._torch import patches
     print([text for patch in patches.ALL if (text := patch.mismatch())])
