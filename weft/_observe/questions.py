@@ -54,6 +54,7 @@ class Questions:
     def _connect(self) -> dist.Store | None:
         """A connection to the default group's Store; None: no group, or its Store has failed."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
+            self._store.drop()
             return None
         if self._store.refresh():
             self._answered = 0

@@ -51,7 +51,7 @@ class ScriptAnswer:
 
 
 class AtDriver:
-    """What the driver does itself for such a worker: once, when it is waited for; only ``wait()``."""
+    """What the driver does itself for such a worker, when it is waited for, which is once."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function = function
