@@ -71,6 +71,13 @@ at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node) {
   return alias;
 }
 
+at::Tensor aliasOf(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return tensor;
+  auto node = makeNode<IdentityNode>();
+  node->add_next_edge(autograd::impl::gradient_edge(tensor));
+  return aliasBehind(tensor, node);
+}
+
 GradientBoundary::GradientBoundary(const std::vector<at::Tensor>& tensors) {
   edges_.reserve(tensors.size());
   const std::lock_guard lock(g_mutex);

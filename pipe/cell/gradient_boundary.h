@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "third_party/torch/torch_compat.h"
+#include "transport/base/api.h"
 
 namespace weft::pipe {
 
@@ -52,6 +53,8 @@ class GradientSinkGuard {
 // An alias of `tensor` whose history is `node`, as a further input of it. Unlike a leaf or a view,
 // it may be changed in place.
 at::Tensor aliasBehind(const at::Tensor& tensor, const NodePtr& node);
+// With a node of its own between; without a gradient, the tensor itself.
+WEFT_API at::Tensor aliasOf(const at::Tensor& tensor);
 
 // Places boundary nodes before leaf tensors, and removes them at its end. Several threads, and
 // several Pipes that share parameters, may have a boundary at the same tensor at once: they share

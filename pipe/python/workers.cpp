@@ -6,6 +6,7 @@
 #include <optional>
 #include <tuple>
 
+#include "pipe/cell/gradient_boundary.h"
 #include "pipe/data/memory.h"
 #include "pipe/stage/output_sample.h"
 #include "pipe/stage/stage_context.h"
@@ -190,6 +191,9 @@ void bindWorkers(py::module_& pipe) {
            py::arg("device"), py::arg("stage"))
       .def("__enter__", &RepeatedDraws::begin)
       .def("__exit__", &endRun, "RuntimeError: the numbers were others.");
+  pipe.def(
+      "alias", &aliasOf, py::arg("tensor"),
+      "The same with a node between, so that it may be changed in place where a leaf may not.");
   py::class_<OutputSample>(pipe, "OutputSample", "A few elements of what a stage gave.")
       .def(py::init<const Tensors&>(), py::arg("output"))
       .def("check_repeated", &checkRepeated, py::arg("output"), py::arg("stage"),

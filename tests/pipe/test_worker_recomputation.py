@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 import worker_models as models
 from torch import nn
+from torch.utils import _pytree as pytree
 from worker_pipes import (
     CROSS_ENTROPY,
     check_gradients,
@@ -135,3 +137,93 @@ def keeps_what_its_stage_raised() -> None:
 
 def test_an_error_that_is_kept_leaves_no_hooks_behind(group):
     group[0].call(keeps_what_its_stage_raised)
+
+
+# What does not run under hooks on saved tensors, as those of torch's checkpoint.
+
+
+def scripted() -> list[nn.Module]:
+    return [torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))]
+
+
+class Slope(nn.Module):
+    """The gradient of a function of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda one: self.layer(one).sin().sum())
+        return self.layer(slope(x))
+
+
+@dataclasses.dataclass
+class Checked:
+    tensor: torch.Tensor
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.tensor, torch.Tensor), type(self.tensor)
+
+
+pytree.register_dataclass(Checked)
+
+
+class Wraps(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Checked:
+        return Checked(super().forward(x))
+
+
+class Unwraps(nn.Linear):
+    def forward(self, x: Checked) -> torch.Tensor:
+        return super().forward(x.tensor)
+
+
+class Ragged(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = super().forward(x)
+        return torch.nested.as_nested_tensor([row[: 1 + at % 3] for at, row in enumerate(rows)])
+
+
+class Padded(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.nested.to_padded_tensor(x, 0.0, (x.size(0), 3)))
+
+
+LAYERS = {
+    "scripted": scripted,
+    "torch.func": lambda: [Slope()],
+    "checked values": lambda: [Wraps(4, 5), Unwraps(5, 3)],
+    "nested tensors": lambda: [Ragged(4, 3), Padded(3, 3)],
+}
+
+
+def in_place(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    output.mul_(2)
+    return output.logsumexp(1).mean() - output[0, targets[0]]
+
+
+def runs_again(kind: str, places: str, inside: bool) -> None:
+    made = []
+    for _ in range(2):  # torch copies no scripted parameters as leaves
+        torch.manual_seed(0)
+        layers = LAYERS[kind]()
+        made.append([nn.Sequential(*layers)] if inside else layers)
+    layers, plain = made[0], nn.Sequential(*made[1])
+    pipe = pipe_of_layers(layers, places[: len(layers)], 3, "1f1b", "always")
+    inputs, targets = models.batch()
+    for loss in (CROSS_ENTROPY, in_place):
+        for _ in range(3):
+            pipe.step(inputs, targets, loss=loss)
+            models.one_after_the_other(plain, inputs, targets, loss, 3)
+    found = gradients_of(pipe)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
+    pipe.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
+@pytest.mark.parametrize("places", ["00", "12", "01"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_runs_without_a_pipe_runs_again(group, kind, places):
+    group[0].call(runs_again, kind, places, inside=kind == "nested tensors" and places != "00")

@@ -411,3 +411,25 @@ def with_another_default_device(places: str) -> float:
 @pytest.mark.parametrize("places", ["01", "10", "12"])
 def test_the_drivers_default_device_changes_no_step(group, places):
     assert group[0].call(with_another_default_device, places) > 0
+
+
+def refuses_optimizers_and_layers() -> None:
+    import weft
+
+    pipe = pipe_of_layers([nn.Linear(4, 4), nn.Linear(4, 3)], "12", 2, "1f1b", "never")
+    with pytest.raises(ValueError, match="LBFGS needs a closure that computes the loss again"):
+        pipe.optimizer(torch.optim.LBFGS, lr=0.1)
+    optimizer = pipe.optimizer(functools.partial(torch.optim.SGD, lr=0.1))
+    with pytest.raises(AttributeError, match="no param_groups here: they are at the workers"):
+        torch.amp.GradScaler("cpu").step(optimizer)
+    pipe.close()
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), weft.WithDevice(normed, "worker1/cpu"))
+    with pytest.raises(
+        TypeError, match=r"layer '1' of the Pipe .* weft.RemoteModule\('worker1/cpu'"
+    ):
+        weft.Pipe(model, chunks=2, schedule="1f1b")
+
+
+def test_optimizers_and_layers_that_cannot_be_there_are_named(group):
+    group[0].call(refuses_optimizers_and_layers)

@@ -55,6 +55,28 @@ def caught_by_its_type() -> str:
     return ""
 
 
+def leaves_the_program():
+    raise SystemExit(3)
+
+
+def is_interrupted():
+    raise KeyboardInterrupt
+
+
+def what_ends_a_program_ends_the_call() -> None:
+    import torch.distributed.rpc as rpc
+
+    from weft.errors import RemoteError
+
+    for function in (leaves_the_program, is_interrupted):
+        with pytest.raises(RemoteError, match=f"On WorkerInfo.*worker1.*\\n.*{function.__name__}"):
+            rpc.rpc_sync("worker1", function)
+        with pytest.raises(RuntimeError, match=function.__name__):
+            rpc.rpc_async("worker1", function).wait()
+    with pytest.raises(ValueError):
+        rpc.rpc_sync("worker1", bad_value, args=(1,))
+
+
 def local_type():
     class Local(Exception):
         pass
@@ -165,6 +187,10 @@ def caught_twice(function) -> bool:
 
 
 group = module_group(2, rpc_timeout=30)
+
+
+def test_what_ends_a_program_ends_its_call_alone(group):
+    group[0].call(what_ends_a_program_ends_the_call)
 
 
 @HOW

@@ -436,6 +436,21 @@ def test_what_is_no_time_is_refused(group, kind, timeout):
     assert later == "later"
 
 
+def timeouts_of_other_types() -> None:
+    import torch
+    import torch.distributed.rpc as rpc
+
+    for function, args in ((echo, (5,)), (torch.add, (torch.ones(2), 1))):
+        for timeout in ("3", True):
+            for call in (rpc.rpc_sync, rpc.rpc_async):
+                with pytest.raises(TypeError, match="timeout must be a number of seconds, got"):
+                    call("worker1", function, args=args, timeout=timeout)
+
+
+def test_a_text_is_no_time(group):
+    group[0].call(timeouts_of_other_types)
+
+
 def values_after_a_bad_timeout(timeout: float) -> tuple[int, int]:
     """How many values this worker owns before and after a remote() to itself that gives no time."""
     import torch.distributed.rpc as rpc

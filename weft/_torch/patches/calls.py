@@ -64,6 +64,8 @@ def invoke_rpc(
     ours = _C._weft_is_current() and not api._get_should_profile()
     if not ours or rpc_type not in (_SYNC, _ASYNC):
         return upstream(to, func, rpc_type, args, kwargs, rpc_timeout)
+    if type(rpc_timeout) is not float:
+        rpc_timeout = _seconds(rpc_timeout)
     waits = rpc_type is _SYNC
     name = _builtins._find_builtin(func) if callable(func) else None
     value = _NOT_OURS
@@ -78,6 +80,12 @@ def invoke_rpc(
     return _Answer(value) if waits else value
 
 
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, (bool, str, bytes)):
+        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
+    return float(timeout)
+
+
 def _builtin(to: Any, name: str, waits: bool, args: Any, kwargs: Any, timeout: float) -> Any:
     """The value if ``waits``, else a future; _NOT_OURS: torch finds the overload."""
     invoke = _C._call_builtin if waits else _C._start_builtin
@@ -88,7 +96,7 @@ def _builtin(to: Any, name: str, waits: bool, args: Any, kwargs: Any, timeout: f
 
 def _python(to: Any, func: Any, waits: bool, args: Any, kwargs: Any, timeout: float) -> Any:
     # Before the arguments are pickled: an RRef among them that is not sent stays with its owner.
-    worker, timeout = api._to_worker_info(to), float(timeout)
+    worker = api._to_worker_info(to)
     pickled, tensors = api._default_pickler.serialize(internal.PythonUDF(func, args, kwargs))
     asynchronous = hasattr(func, "_wrapped_async_rpc_function")
     invoke = _C._call_python if waits else _C._start_python
@@ -102,7 +110,7 @@ def _script(to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> Any:
         torch._jit_internal._qualified_name(function),
         tuple(args),
         dict(kwargs),
-        float(timeout),
+        timeout,
         function is not func,
     )
 

@@ -37,7 +37,7 @@ def run_function(upstream: Function, python_udf: Any) -> Any:
         if not isinstance(python_udf, internal.PythonUDF):
             raise _no_call(python_udf)
         result = python_udf.func(*python_udf.args, **python_udf.kwargs)
-    except Exception as error:
+    except BaseException as error:
         own = error.__traceback__ and error.__traceback__.tb_next
         return _failure(getattr(python_udf, "func", None), error, own)
     if hasattr(python_udf.func, "_wrapped_async_rpc_function"):
@@ -102,15 +102,19 @@ def _waits(module: str) -> bool:
 
 
 def _failure(
-    function: Any, error: Exception, own: TracebackType | None = None
+    function: Any, error: BaseException, own: TracebackType | None = None
 ) -> internal.RemoteException:
-    """What the caller gets instead of a result, with the frames ``own``. It is printed here, too."""
+    """What the caller gets instead of a result, with the frames ``own``. It is printed here, too.
+
+    SystemExit and the like are for the thread that raises them: their caller gets a RemoteError.
+    """
     kind = getattr(type(error), "_weft_origin", type(error))
     place = api._get_current_rpc_agent().get_worker_info()
     text = f"On {place}:\n{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}"
     # What a peer has in it looks neither like a line of the log nor controls the terminal.
     print(printable(text).replace("\n", "\n    "), file=sys.stderr)
-    return internal.RemoteException(text, kind if _can_be_sent(kind) else RemoteError)
+    sent = issubclass(kind, Exception) and _can_be_sent(kind)
+    return internal.RemoteException(text, kind if sent else RemoteError)
 
 
 def _name(function: Any) -> str:
@@ -119,7 +123,7 @@ def _name(function: Any) -> str:
     return f"{module}.{name}" if name else "the call"
 
 
-def _traceback_text(error: Exception, own: TracebackType | None) -> str:
+def _traceback_text(error: BaseException, own: TracebackType | None) -> str:
     return "".join(traceback.format_exception(type(error), error, own)).rstrip("\n")
 
 

@@ -73,6 +73,19 @@ class PipeOptimizer:
         self._made = made
         self._gradients = gradients
 
+    @property
+    def param_groups(self) -> Any:
+        """They are at the workers.
+
+        Raises:
+            AttributeError: always, as for what asks an optimizer of this process, such as a GradScaler.
+        """
+        raise AttributeError(
+            "a Pipe's optimizer has no param_groups here: they are at the workers. Give options to "
+            "pipe.optimizer() and change them with scheduler(); torch's GradScaler and schedulers need "
+            "an optimizer of this process"
+        )
+
     def step(self) -> None:
         """Changes the parameters of all stages by their gradients.
 
@@ -90,7 +103,7 @@ class PipeOptimizer:
         self._gradients.broken = False
 
     @as_a_whole
-    def scheduler(self, cls: Callable[..., Any], **options: Any) -> PipeScheduler:
+    def scheduler(self, cls: Callable[..., Any], /, **options: Any) -> PipeScheduler:
         """A learning-rate scheduler for the optimizers, in the place of one that was made before.
 
         That one goes also where this raises.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -11,11 +12,12 @@ import torch
 import torch.distributed.rpc as rpc
 
 from weft._observe.clocks import clock_offset
+from weft._torch.forks import forks
 from weft.pipe._driver.script_worker import ScriptWorker, has_no_python
 from weft.pipe._driver.stages import StageLayers
 from weft.pipe._driver.uninterrupted import Uninterrupted
 from weft.pipe._workers import calls
-from weft.pipe._workers.parcels import pack
+from weft.pipe._workers.parcels import Parcel, pack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import workers_of
 
@@ -30,6 +32,22 @@ def as_a_whole(method: Callable[..., T]) -> Callable[..., T]:
         return self._parts.as_a_whole(functools.partial(method, self, *args, **kwargs))
 
     return call
+
+
+def _packed(layers: dict[int, list[Layer]], set_up: list[calls.Call], worker: str) -> Parcel:
+    try:
+        return pack((layers, set_up))
+    except Exception as error:
+        for layer in itertools.chain.from_iterable(layers.values()):
+            try:
+                pack(layer)
+                forks.forget_last_message()  # it is not sent
+            except Exception:
+                raise TypeError(
+                    f"layer '{layer.name}' of the Pipe cannot be sent to worker '{worker}': {error}. Let "
+                    f"the worker build it: weft.RemoteModule('{worker}/cpu', cls, args)"
+                ) from error
+        raise
 
 
 class RemoteParts:
@@ -130,7 +148,7 @@ class RemoteParts:
                 own = self._holds[worker] = calls.Hold(self._pipe)
                 calls.build(self._pipe, here, self.places, layers, self._deferred, set_up, own)
             else:
-                sent = pack((layers, set_up))
+                sent = _packed(layers, set_up, worker)
                 hold = rpc.remote(worker, calls.Hold, args=(self._pipe,), timeout=0)
                 args = (self._pipe, here, self.places, sent, self._deferred, hold)
                 rpc.rpc_sync(worker, calls.build_sent, args=args, timeout=0)

@@ -41,7 +41,9 @@ class StateElsewhere(Pipe):
         return self._parts.call(function, *args)
 
     @as_a_whole
-    def optimizer(self, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> PipeOptimizer:
+    def optimizer(
+        self, cls: Callable[..., torch.optim.Optimizer], /, **options: Any
+    ) -> PipeOptimizer:
         """An optimizer at each worker, for the parameters of its stages.
 
         One that was made before goes, and its scheduler with it, also where this raises: then some

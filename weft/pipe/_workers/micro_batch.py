@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -34,7 +35,10 @@ class Held(NamedTuple):
 
     inputs: list[Tensor]  # leaves whose gradients the stage before wants
     popped: dict[int, Tensor]  # likewise, from skip connections
-    outputs: list[Tensor]  # the next stage gives their gradients; or the loss
+    outputs: list[Tensor]  # the next stage gives their gradients, or the loss
     stashed: dict[int, Tensor]  # likewise, for skip connections
     versions: Versions  # of the inputs that a recomputation needs
     changes: int | None  # as ParameterChanges.count; None if nothing runs again
+    #: Recomputation.repeat, which gives the graph; None: outputs and what is stashed have it.
+    repeat: Callable[[Held], Held] | None = None
+    loss: Tensor | None = None  # of outputs that have no graph

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.checkpoint import checkpoint
 
 from weft import _C
-from weft.pipe._workers.micro_batch import MicroBatch, Skips
+from weft.pipe._workers.micro_batch import Held, MicroBatch, Skips
 from weft.pipe._workers.values import (
     Versions,
     cut,
     have_changed,
+    leaves,
     mapped,
     tensors_in,
+    wants_gradient,
     with_versions,
 )
 
@@ -25,63 +27,88 @@ from weft.pipe._workers.values import (
 Call = Callable[[tuple[Any, ...], Skips], tuple[Any, Skips]]
 
 
-def run_repeatably(
-    call: Call, micro_batch: MicroBatch, device: str, arguments: tuple[Any, ...], skips: Skips
-) -> tuple[Any, Skips]:
-    """Keeps no activations; the backward calls it again, with the same random numbers.
+class Recomputation:
+    """A stage's run of one micro-batch, of which nothing but the input is kept, and its repetitions.
 
-    To its end, where it shows whether it has done the same.
+    A repetition draws the same random numbers. It goes to the stage's end, where it shows whether it has
+    given the same. (torch's checkpoint keeps the first run's graph instead, by hooks on saved tensors,
+    under which TorchScript and torch.func do not run.)
     """
-    draws = _C.pipe.RepeatedDraws(device, micro_batch.stage)
-    sample: Any = None
-    failure: list[BaseException] = []
-    again = False
 
-    def run(*arguments: Any) -> tuple[Any, Skips] | None:
-        nonlocal again, sample
-        run_again, again = again, True
-        if run_again:
-            found = _run_again(call, micro_batch, arguments, skips, draws)
-            if sample is not None:  # None: the first run asks for a gradient of its own
-                sample.check_repeated(_tensors_of(*found), micro_batch.stage)
-            return found
-        try:
-            with _C.pipe.StageRun(*micro_batch, checkpointing=True), draws:
-                found = call(arguments, skips)
-        except BaseException as error:
-            # Not through torch's checkpoint: a traceback that somebody keeps would keep its hooks
-            # on this thread.
-            failure.append(error)
-            return None
-        sample = _C.pipe.OutputSample(_tensors_of(*found))
-        return found
+    def __init__(
+        self,
+        call: Call,
+        micro_batch: MicroBatch,
+        device: torch.device,
+        arguments: tuple[Any, ...],
+        skips: Skips,
+    ) -> None:
+        self._call = call
+        self._micro_batch = micro_batch
+        self._arguments = arguments
+        self._skips = skips
+        self._draws = _C.pipe.RepeatedDraws(str(device), micro_batch.stage)
+        self._sample: Any = None
+        self._wanting: list[bool] = []  # gradients, of the leaves of the output
 
-    found = checkpoint(
-        run, *arguments, use_reentrant=False, preserve_rng_state=False, early_stop=False
-    )
-    if failure:
-        raise failure.pop()
-    return found
+    def first(self) -> tuple[Any, Skips]:
+        """Runs it, and cuts what it gives off from the graph, which goes."""
+        with _C.pipe.StageRun(*self._micro_batch, checkpointing=True), self._draws:
+            output, stashed = self._call(*self._inputs())
+        self._sample = _C.pipe.OutputSample(tensors_in([output, *stashed.values()]))
+        self._wanting = [wants_gradient(leaf) for leaf in leaves(output)]
+        return mapped(cut, output), {skip: mapped(cut, one) for skip, one in stashed.items()}
+
+    def repeat(self, held: Held) -> Held:
+        """Runs it again, with a graph. Returns what a run that keeps its graph holds.
+
+        Args:
+            held: what was held of the first run.
+
+        Raises:
+            RuntimeError: it gave something else.
+        """
+        with _as_at_first(), _C.pipe.StageRun(*self._micro_batch, recomputing=True), self._draws:
+            arguments, skips = self._inputs()
+            inputs = [leaf for leaf in leaves(arguments) if wants_gradient(leaf)]
+            popped = {skip: one for skip, one in skips.items() if wants_gradient(one)}
+            output, stashed = self._call(arguments, skips)
+        found = leaves(output)
+        wanting = [wants_gradient(leaf) for leaf in found]
+        self._sample.check_repeated(
+            tensors_in([output, *stashed.values()]), self._micro_batch.stage
+        )
+        if wanting != self._wanting:
+            raise RuntimeError(
+                f"stage {self._micro_batch.stage} gave {sum(wanting)} tensors that require a gradient when "
+                f"it ran again for the backward, and {sum(self._wanting)} before: return the same in "
+                "both, also where is_recomputing() is true"
+            )
+        outputs = [leaf for leaf, wants in zip(found, wanting, strict=True) if wants]
+        return held._replace(
+            inputs=inputs,
+            popped=popped,
+            outputs=outputs,
+            stashed={skip: stashed[skip] for skip in held.stashed},
+        )
+
+    def _inputs(self) -> tuple[tuple[Any, ...], Skips]:
+        """As leaves of this run, so that a hook which the stage puts on one is there once."""
+        arguments, popped = mapped(cut, (self._arguments, list(self._skips.values())))
+        return arguments, dict(zip(self._skips, popped, strict=True))
 
 
-def _run_again(
-    call: Call,
-    micro_batch: MicroBatch,
-    arguments: tuple[Any, ...],
-    skips: Skips,
-    draws: _C.pipe.RepeatedDraws,
-) -> tuple[Any, Skips]:
-    """Hooks that the stage puts on its inputs are there from the first run."""
-    # backward() of a loss of a subclass switches off what subclasses do.
-    with torch._C._EnableTorchFunction():
-        arguments, popped = mapped(cut, (arguments, list(skips.values())))
-        given = dict(zip(skips, popped, strict=True))
-        with _C.pipe.StageRun(*micro_batch, recomputing=True), draws:
-            return call(arguments, given)
-
-
-def _tensors_of(output: Any, stashed: Skips) -> list[Tensor]:
-    return tensors_in([output, *stashed.values()])
+@contextlib.contextmanager
+def _as_at_first() -> Iterator[None]:
+    """The state of a first run, on a thread that may be in a backward, or in autocast."""
+    with contextlib.ExitStack() as state:
+        state.enter_context(torch.enable_grad())
+        # backward() of a loss of a subclass switches off what subclasses do.
+        state.enter_context(torch._C._EnableTorchFunction())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                state.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 class ParameterChanges:

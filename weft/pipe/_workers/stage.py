@@ -16,7 +16,7 @@ from weft import _C
 from weft.pipe._partition import PipeSequential
 from weft.pipe._workers.micro_batch import Backward, Held, MicroBatch, Skips
 from weft.pipe._workers.parcels import LostSharing
-from weft.pipe._workers.recomputation import ParameterChanges, run_repeatably
+from weft.pipe._workers.recomputation import ParameterChanges, Recomputation
 from weft.pipe._workers.values import (
     cut,
     have_changed,
@@ -118,6 +118,9 @@ class Stage:
     ) -> Tensor:
         """As :meth:`forward`, in the last stage. Returns the micro-batch's loss, times its weight."""
         held, output, _ = self._run(micro_batch, value, skips, recompute)
+        if held.repeat is not None:
+            held.outputs.extend(leaf for leaf in leaves(output) if wants_gradient(leaf))
+            output = mapped(_C.pipe.alias, output)
         loss = criterion(output, placed(target, self.device))
         _check_gradients_are_on()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
@@ -127,7 +130,10 @@ class Stage:
         if not loss.requires_grad:
             raise ValueError(_HAS_NO_GRAPH)
         loss = loss.reshape(()) * weight
-        held.outputs.append(loss)
+        if held.repeat is None:
+            held.outputs.append(loss)
+        else:
+            held = held._replace(loss=loss)
         self._hold(micro_batch.number, held)
         return loss.detach()
 
@@ -149,6 +155,14 @@ class Stage:
             how: what else to do.
         """
         held = self._held[number] if how.retain else self._held.pop(number)
+        if have_changed(held.versions):
+            raise RuntimeError(_INPUT_HAS_CHANGED)
+        if held.loss is not None:
+            gradients = _gradients([held.loss], [torch.ones_like(held.loss)], held.outputs, how)
+        if held.repeat is not None and _any_gradient(gradients, skips):
+            if self._changes.since(held.changes):
+                raise RuntimeError(_PARAMETER_HAS_CHANGED)
+            held = held.repeat(held)
         outputs, found = self._given(held, gradients, skips)
         return _of(held, _gradients(outputs, found, [*held.inputs, *held.popped.values()], how))
 
@@ -185,15 +199,11 @@ class Stage:
         self, held: Held, gradients: Sequence[Tensor | None] | None, skips: Skips
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that have a gradient, and their gradients; the loss has the gradient 1."""
-        if have_changed(held.versions):
-            raise RuntimeError(_INPUT_HAS_CHANGED)
         if gradients is None:
             gradients = [torch.ones_like(output) for output in held.outputs]
         outputs = [*held.stashed.values(), *held.outputs]
         found = placed([*(skips[skip] for skip in held.stashed), *gradients], self.device)
         pairs = [pair for pair in zip(outputs, found, strict=True) if pair[1] is not None]
-        if pairs and held.changes is not None and self._changes.since(held.changes):
-            raise RuntimeError(_PARAMETER_HAS_CHANGED)
         return [output for output, _ in pairs], [one for _, one in pairs]
 
     def forget(self) -> None:
@@ -240,8 +250,11 @@ class Stage:
         arguments = value if isinstance(value, tuple) else (value,)
         try:
             if again:
-                device = str(self.device)
-                found = run_repeatably(self._call, micro_batch, device, arguments, skips)
+                recomputation = Recomputation(
+                    self._call, micro_batch, self.device, arguments, skips
+                )
+                found = recomputation.first()
+                held = held._replace(repeat=recomputation.repeat)
             else:
                 with _C.pipe.StageRun(*micro_batch):
                     found = self._call(arguments, skips)
@@ -268,6 +281,10 @@ class Stage:
     def _hold(self, number: int, held: Held) -> None:
         if torch.is_grad_enabled():
             self._held[number] = held
+
+
+def _any_gradient(gradients: Sequence[Tensor | None], skips: Skips) -> bool:
+    return any(one is not None for one in (*gradients, *skips.values()))
 
 
 def _check_gradients_are_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class WorkerOptimizer:
         options: its other arguments.
 
     Raises:
-        ValueError: the optimizer has a parameter that is not among these.
+        ValueError: the optimizer has a parameter that is not among these, or needs a closure.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class WorkerOptimizer:
         self._scheduler: Any = None
         if cls is not None and parameters:
             self._optimizer = cls(parameters.values(), **(options or {}))
+            _refuse_closure(self._optimizer)
             self._groups = _names_in_groups(self._optimizer, parameters)
 
     def make_scheduler(self, cls: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -93,6 +95,15 @@ class WorkerOptimizer:
         self._optimizer.load_state_dict({"state": kept, "param_groups": groups})
         if self._scheduler is not None and state["scheduler"] is not None:
             self._scheduler.load_state_dict(state["scheduler"])
+
+
+def _refuse_closure(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"pipe.optimizer: {type(optimizer).__name__} needs a closure that computes the loss again, which "
+            "a Pipe over workers cannot give it: take an optimizer that steps without one"
+        )
 
 
 def _names_in_groups(
