@@ -421,7 +421,9 @@ def refuses_optimizers_and_layers() -> None:
         pipe.optimizer(torch.optim.LBFGS, lr=0.1)
     optimizer = pipe.optimizer(functools.partial(torch.optim.SGD, lr=0.1))
     with pytest.raises(AttributeError, match="no param_groups here: they are at the workers"):
-        torch.amp.GradScaler("cpu").step(optimizer)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(optimizer)
     pipe.close()
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     model = nn.Sequential(nn.Linear(4, 4), weft.WithDevice(normed, "worker1/cpu"))
