@@ -31,7 +31,7 @@ class GroupStore:
             group: weakref.ref[dist.Store] | int | None = weakref.ref(store)
         else:  # Python's objects of an agent and of its Store do not stay
             agent = current.agent()
-            store, group = (None, None) if agent is None else (agent.store, current.agents_made)
+            store, group = (agent.store, current.agents_made) if agent is not None else (None, None)
         if group == self._group:
             return False
         self._group, self.connection = group, None

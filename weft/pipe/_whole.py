@@ -30,6 +30,7 @@ def without_mark(parts: tuple[Any, ...]) -> Any:
 
 
 def whole_partition(layers: dict[str, nn.Module], is_last: bool) -> WholeSequential:
+    """Some layers of a WholeSequential, as a partition of the engine."""
     # Hooks: the engine does not run TorchScript layers without Python then, which would unpack.
     partition = WholeSequential(OrderedDict(layers))
     partition.register_forward_pre_hook(_unmarks)
