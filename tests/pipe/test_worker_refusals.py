@@ -428,7 +428,7 @@ def refuses_optimizers_and_layers() -> None:
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     model = nn.Sequential(nn.Linear(4, 4), weft.WithDevice(normed, "worker1/cpu"))
     with pytest.raises(
-        TypeError, match=r"layer '1' of the Pipe .* weft.RemoteModule\('worker1/cpu'"
+        TypeError, match=r"(?s)layer '1' of the Pipe .* weft.RemoteModule\('worker1/cpu'"
     ):
         weft.Pipe(model, chunks=2, schedule="1f1b")
 
