@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/wire/wire.h"
 
 namespace weft::rpc {
 
@@ -18,7 +19,7 @@ inline constexpr const char* kWeftVersion = "0.1.0";
 
 struct MemberRecord {
   std::string weft = kWeftVersion;
-  int wire = 1;  // rpc_backend/wire/wire.h's version: must be the same on all
+  int wire = kWireVersion;  // must be the same on all
   std::int32_t rank = -1;
   int world = 0;  // 0: dynamic group
   std::string name;

@@ -19,6 +19,7 @@
 #include "rpc_backend/join/member_record.h"
 #include "rpc_backend/join/membership.h"
 #include "rpc_backend/join/store_access.h"
+#include "rpc_backend/wire/wire.h"
 #include "transport/io/socket.h"
 
 namespace weft::rpc {
@@ -57,6 +58,9 @@ TEST(MemberRecord, WhatIsWrittenIsRead) {
   EXPECT_EQ(read->devices, record.devices);
   EXPECT_EQ(read->device_maps, record.device_maps);
 }
+
+// Workers of two versions cut each other off as soon as they talk, so they must not form a group.
+TEST(MemberRecord, NamesTheVersionOfTheMessages) { EXPECT_EQ(MemberRecord().wire, kWireVersion); }
 
 TEST(MemberRecord, FieldsOfLaterVersionsAreSkipped) {
   const auto read = MemberRecord::fromText(someRecord(0, "a", 1).toText() + "later=x=y\n");
