@@ -14,13 +14,14 @@
 #include "transport/bulk/bulk_connection.h"
 #include "transport/channel/link.h"
 #include "transport/io/event_loop.h"
+#include "transport/io/poll.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {
 namespace {
 
 // Readable at once; reading it throws.
-class ThrowingStream final : public Stream {
+class ThrowingStream : public Stream {
  public:
   ThrowingStream() {
     int ends[2];
@@ -93,6 +94,37 @@ TEST_F(Exceptions, ALinkEndsAndSaysWhy) {
   EXPECT_EQ(end.problem.code(), ErrorCode::kSystem);
   EXPECT_NE(end.problem.text().find("bad_alloc"), std::string::npos) << end.problem.text();
   onLoop([&] { link.reset(); });
+}
+
+// Reads nothing, however readable it is.
+class EmptyStream final : public ThrowingStream {
+ public:
+  IoResult read(std::span<iovec>) override { return {0, EAGAIN, false}; }
+};
+
+// libuv watches a descriptor once.
+TEST_F(Exceptions, ALinkThatCannotBeWatchedEndsWithTheErrno) {
+  const auto empty = std::make_shared<EmptyStream>();
+  const Limits limits;
+  NoMessages sink;
+  std::atomic<std::uint64_t> received{0};
+  std::promise<LinkEnd> ended;
+  std::unique_ptr<Poll> first;
+  std::unique_ptr<Link> link;
+  onLoop([&] {
+    first = std::make_unique<Poll>(*loop, empty->pollFd(), [](Poll::Ready) {});
+    first->want(false, true);
+    link = std::make_unique<Link>(
+        *loop, empty, limits, FrameHandlers{sink}, 0, received,
+        Link::Events{[&](const LinkEnd& end) { ended.set_value(end); }, [] {}});
+  });
+  const LinkEnd end = outcomeOf(ended);
+  EXPECT_EQ(end.kind, LinkEnd::Kind::kBroken);
+  EXPECT_EQ(end.error, EEXIST);
+  onLoop([&] {
+    link.reset();
+    first.reset();
+  });
 }
 
 TEST_F(Exceptions, AHandshakeBreaks) {

@@ -38,9 +38,10 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
 void Link::onReady(Poll::Ready ready) {
   if (ready.writable && events_.on_writable) events_.on_writable();
   if (ready.error != 0) {
-    // The stream is broken; what has arrived before is still read.
+    // The stream is broken; what has arrived before is still read. libuv says EBADF for an error of
+    // the connection.
     drain();
-    end({LinkEnd::Kind::kBroken, ECONNRESET, Error::ok()});
+    end({LinkEnd::Kind::kBroken, ready.error == EBADF ? ECONNRESET : ready.error, Error::ok()});
   } else if (ready.readable && reads()) {
     readSome();
   }
