@@ -34,8 +34,14 @@ DeviceTransfer::DeviceTransfer(AgentContext& context, MessageSender& sender)
           [this](const MessageKey& message) { tellReturned(message); })) {}
 
 std::shared_ptr<DeviceMemory> DeviceTransfer::memory() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (memory_ != nullptr || closed_) return memory_;
+  }
+  // Two threads may make one; that of the second is dropped after the lock.
+  std::shared_ptr<DeviceMemory> made = makeDeviceMemory();
   const std::lock_guard lock(mutex_);
-  if (memory_ == nullptr && !closed_) memory_ = makeDeviceMemory();
+  if (memory_ == nullptr && !closed_) memory_ = made;
   return memory_;
 }
 
@@ -232,9 +238,10 @@ void DeviceTransfer::settle() const {
 
 void DeviceTransfer::close() {
   const auto ended = loans_->close();
+  std::shared_ptr<DeviceMemory> last;  // destroyed after the lock
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  memory_.reset();
+  last.swap(memory_);
 }
 
 }  // namespace weft::rpc
