@@ -39,15 +39,23 @@ void CallCanceller::cancel(std::optional<PendingCall> call) {
 
 void CallCanceller::watch(Clock::time_point deadline) {
   {
-    const std::lock_guard lock(timer_mutex_);
-    if (timer_armed_ <= deadline) return;
-    timer_armed_ = deadline;
+    // An earlier timer makes one for the deadline that is the next by then.
+    const std::lock_guard lock(timers_mutex_);
+    if (!timers_.empty() && *timers_.begin() <= deadline) return;
+    timers_.insert(deadline);
   }
   const auto delay =
       std::chrono::duration_cast<milliseconds>(deadline - Clock::now()) + kTimerGrain;
-  sender_.endpoint()->runAfter(std::max(delay, milliseconds(0)), [this, parts = context_.parts] {
-    if (const auto alive = parts.lock()) expire();
-  });
+  try {
+    sender_.endpoint()->runAfter(std::max(delay, milliseconds(0)),
+                                 [this, parts = context_.parts, deadline] {
+                                   if (const auto alive = parts.lock()) expire(deadline);
+                                 });
+  } catch (...) {
+    const std::lock_guard lock(timers_mutex_);
+    timers_.erase(deadline);
+    throw;
+  }
 }
 
 void CallCanceller::giveUp(worker_id_t callee, MessageType type, std::uint64_t id) {
@@ -57,10 +65,10 @@ void CallCanceller::giveUp(worker_id_t callee, MessageType type, std::uint64_t i
   if (error) logDebug("a cancellation was not sent: " + error.text());
 }
 
-void CallCanceller::expire() {
+void CallCanceller::expire(Clock::time_point deadline) {
   {
-    const std::lock_guard lock(timer_mutex_);
-    timer_armed_ = Clock::time_point::max();
+    const std::lock_guard lock(timers_mutex_);
+    timers_.erase(deadline);
   }
   Clock::time_point next;
   for (PendingCall& call : calls_.takeExpired(Clock::now(), next)) {

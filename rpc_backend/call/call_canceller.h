@@ -7,6 +7,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -41,15 +42,16 @@ class CallCanceller {
   void cancel(std::optional<PendingCall> call);
   // Loop thread. Tells the callee that nobody waits for the call any more.
   void giveUp(worker_id_t callee, MessageType type, std::uint64_t id);
-  void expire();
+  // That deadline's timer runs.
+  void expire(Clock::time_point deadline);
 
   AgentContext& context_;
   MessageSender& sender_;
   CallTable& calls_;
   CallCompleter& completer_;
   const std::function<void(std::uint64_t id)> cancel_own_;
-  std::mutex timer_mutex_;
-  Clock::time_point timer_armed_ = Clock::time_point::max();
+  std::mutex timers_mutex_;
+  std::set<Clock::time_point> timers_;  // the deadlines that have one: each came before the others
 };
 
 }  // namespace weft::rpc

@@ -1,0 +1,49 @@
+// The calls of an agent, as its endpoint sees them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "tests/rpc_backend/agent_world.h"
+#include "tests/rpc_backend/fake_endpoint.h"
+
+namespace weft::rpc {
+namespace {
+
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+
+struct World : testing::AgentWorld {
+  World() {
+    context.parts = alive;
+    sender.use(endpoint);
+  }
+  FuturePtr call(milliseconds timeout) {
+    const auto request = c10::make_intrusive<Message>(
+        std::vector<char>{}, std::vector<at::Tensor>{}, MessageType::SCRIPT_CALL);
+    return client.send(1, request, timeout, {});
+  }
+
+  const std::shared_ptr<testing::FakeEndpoint> endpoint = std::make_shared<testing::FakeEndpoint>();
+  const std::shared_ptr<void> alive = std::make_shared<int>();
+};
+
+// A long call is in flight all the time, and short ones come and go.
+TEST(RequestClient, CallsThatExpireLeaveNoTimersBehind) {
+  World world;
+  world.call(1h);
+  std::size_t waiting = 0;  // timers of the long call
+  for (int i = 0; i < 20; ++i) {
+    const auto call = world.call(1ms);
+    while (!call->completed()) {
+      std::this_thread::sleep_for(1ms);
+      for (const auto& [delay, task] : world.endpoint->planned())
+        delay < 1min ? task() : static_cast<void>(++waiting);
+    }
+    EXPECT_TRUE(call->hasError());
+  }
+  EXPECT_EQ(waiting, 1U);
+}
+
+}  // namespace
+}  // namespace weft::rpc
