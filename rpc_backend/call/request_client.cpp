@@ -184,8 +184,10 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
       return;
     }
     rrefs_.onTransmit(*message, to);
+    constexpr milliseconds kLongest = MessageSender::kRoomWait;
+    const auto room_wait = timeout.count() == 0 ? kLongest : std::min(timeout, kLongest);
     const auto error = sender_.send(to, WireKind::kRequest, id, message, map,
-                                    group_.directory().nameOf(to), timeout);
+                                    group_.directory().nameOf(to), timeout, room_wait);
     if (!error) return;
     rrefs_.lifecycle().undo(carried);
     onSendFailed(to, id, error.text());

@@ -66,15 +66,16 @@ std::string MessageSender::transportTo(worker_id_t peer) const {
 
 transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_t call_id,
                                      const MessagePtr& message, const DeviceMap& map,
-                                     const std::string& peer, milliseconds timeout) try {
-  transport::Message out = encode(kind, call_id, message, map, peer, timeout, {&devices_, to});
+                                     const std::string& peer, milliseconds call_timeout,
+                                     milliseconds room_wait) try {
+  transport::Message out = encode(kind, call_id, message, map, peer, call_timeout, {&devices_, to});
   for (transport::OwnedBuffer& buffer : out.buffers) {
     void* const memory = buffer.owner.get();
     buffer.owner = {memory, [this, owner = std::move(buffer.owner)](void*) mutable {
                       if (endpoint_->onLoopThread()) dropElsewhere(std::move(owner));
                     }};
   }
-  auto error = endpoint_->send(to, std::move(out));
+  auto error = endpoint_->send(to, std::move(out), room_wait);
   if (error) devices_.takeBack({to, kind, call_id});
   return error;
 } catch (...) {
@@ -84,9 +85,9 @@ transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_
 
 transport::Error MessageSender::sendControl(worker_id_t to, WireKind kind, ControlType type,
                                             std::uint64_t call_id, const std::string& text,
-                                            milliseconds wait) {
+                                            milliseconds room_wait) {
   return endpoint_->send(to, encodeControl(kind, static_cast<std::uint16_t>(type), call_id, text),
-                         wait);
+                         room_wait);
 }
 
 void MessageSender::addMetrics(Metrics& out) const {

@@ -38,12 +38,17 @@ class MessageSender {
   // unless the context is hurried; then ends the loop thread. Idempotent.
   void close();
 
+  // How long a thread waits for room in a worker's queue, unless it says otherwise. The loop thread
+  // does not wait.
+  static constexpr milliseconds kRoomWait{30000};
+  // `call_timeout`: how long the caller of a request still waits for the answer; 0: for ever.
   transport::Error send(worker_id_t to, WireKind kind, std::uint64_t call_id,
                         const MessagePtr& message, const DeviceMap& map, const std::string& peer,
-                        milliseconds timeout = milliseconds(0));
+                        milliseconds call_timeout = milliseconds(0),
+                        milliseconds room_wait = kRoomWait);
   transport::Error sendControl(worker_id_t to, WireKind kind, ControlType type,
                                std::uint64_t call_id, const std::string& text,
-                               milliseconds wait = milliseconds(30000));
+                               milliseconds room_wait = kRoomWait);
 
   // What the endpoint has sent and received, for getMetrics(). Nothing before open().
   void addMetrics(std::unordered_map<std::string, std::string>& out) const;

@@ -28,6 +28,14 @@ struct World : testing::AgentWorld {
   const std::shared_ptr<void> alive = std::make_shared<int>();
 };
 
+TEST(RequestClient, ACallWaitsForRoomInTheQueueNoLongerThanItsTimeout) {
+  World world;
+  world.call(1000ms);
+  world.call(0ms);  // never
+  world.call(1h);
+  EXPECT_EQ(world.endpoint->waits(), (std::vector<milliseconds>{1000ms, 30s, 30s}));
+}
+
 // A long call is in flight all the time, and short ones come and go.
 TEST(RequestClient, CallsThatExpireLeaveNoTimersBehind) {
   World world;
