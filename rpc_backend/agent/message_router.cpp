@@ -50,7 +50,7 @@ bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header
     case WireKind::kControlAck:
       // No memory is taken for an answer that comes too late.
       if (client_.waits(head.call_id, from)) return true;
-      server_.declineLate(from, head);
+      client_.decliner().decline(from, payloadIn(head));
       return false;
     case WireKind::kRequest:
       break;
@@ -123,6 +123,7 @@ bool MessageRouter::drop(worker_id_t from, std::span<const std::byte> header,
     client_.onSendFailed(from, head.call_id,
                          context_.me() + " cannot take the answer of worker '" +
                              group_.directory().nameOf(from) + "': " + why.text());
+    client_.decliner().decline(from, payloadIn(head));
   } else {
     return false;
   }
@@ -157,7 +158,7 @@ void MessageRouter::onMessage(std::int32_t from, std::span<const std::byte> /*he
       server_.onRequest(peer, std::move(in));
       break;
     case WireKind::kResponse:
-      if (!client_.answers().onAnswer(peer, in)) server_.declineLate(peer, std::move(in));
+      client_.answers().onAnswer(peer, in);
       break;
     case WireKind::kControl:
       onControl(peer, *in);

@@ -41,21 +41,21 @@ void readAsTorch(const Message& answer) {
 
 }  // namespace
 
-bool AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
+void AnswerReader::onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in) {
   // Who gets the answer may write to the arguments, which the callee's streams may still read. So
   // the answer waits until the callee has returned them.
   if (!group_.devices().empty() &&
       sender_.devices().whenReturned({from, WireKind::kRequest, in->callId()},
                                      [this, from, in] { onAnswer(from, in); }))
-    return true;
+    return;
   auto call = calls_.take(in->callId(), from);
-  if (!call) return false;  // it timed out in the meantime
+  if (!call) return decliner_.declineLater(from, in);  // it timed out in the meantime
   const auto thrown = transport::thrownBy([&] { takeAnswer(from, in, *call); });
+  if (!thrown || !call->future) return;
   // The call is no longer in the table, so nobody else would end it.
-  if (thrown && call->future)
-    completer_.fail(std::move(*call), transport::resourceExhausted(
-                                          "the answer could not be taken (" + *thrown + ")"));
-  return true;
+  completer_.fail(std::move(*call),
+                  transport::resourceExhausted("the answer could not be taken (" + *thrown + ")"));
+  decliner_.declineLater(from, in);
 }
 
 void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
@@ -65,7 +65,7 @@ void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMe
                                in->type() == static_cast<int>(MessageType::EXCEPTION));
   Completion read =
       completer_.completion(call, [this, in, from, asked = CallCompleter::askedBy(call)](
-                                      JitFuture& future) { readAnswer(from, *in, asked, future); });
+                                      JitFuture& future) { readAnswer(from, in, asked, future); });
   if (noUserCodeFollows(call) && group_.devices().empty() && in->bytes() <= kSmallAnswer) {
     read();
     // A thread that waits for the answer still has the future, so this is not the last owner.
@@ -92,22 +92,29 @@ std::optional<std::string> AnswerReader::faultOf(worker_id_t from, const Incomin
   return std::nullopt;
 }
 
-void AnswerReader::readAnswer(worker_id_t from, IncomingMessage& in,
+void AnswerReader::readAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
                               const CallCompleter::Asked& asked, JitFuture& future) {
   try {
     const auto streams = streamsFromPool(group_.devices());
     const c10::MultiStreamGuard guard(streams);
-    const auto type = static_cast<MessageType>(in.type());
-    if (const auto fault = faultOf(from, in, asked)) {
+    const auto type = static_cast<MessageType>(in->type());
+    if (const auto fault = faultOf(from, *in, asked)) {
+      decliner_.declineLater(from, in);
       const std::string name = group_.directory().nameOf(from);
       completer_.setError(future, asked, "the answer of worker '" + name + "' " + *fault);
       return;
     }
     if (type == MessageType::EXCEPTION) {
-      completer_.setError(future, asked, in.text());
+      completer_.setError(future, asked, in->text());
       return;
     }
-    auto message = in.finish(distrustsPeers(context_.options.request_policy));
+    MessagePtr message;
+    try {
+      message = in->finish(distrustsPeers(context_.options.request_policy));
+    } catch (...) {
+      decliner_.declineLater(from, in);
+      throw;
+    }
     if (createsRRef(asked.type)) readAsTorch(*message);
     rrefs_.lifecycle().onAnswerReceived(type, message->payload());
     auto storages = message->getStorages();

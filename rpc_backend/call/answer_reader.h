@@ -2,7 +2,8 @@
 //
 // Threads: the on...() members run on the loop thread. CallCompleter says on which thread a call's
 // future is completed.
-// Failure: an answer that is refused, or can't be read, is the error of its call.
+// Failure: an answer that is refused, or can't be read, is the error of its call. The RRefs in what
+// torch does not get are declined.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "rpc_backend/call/call_completer.h"
 #include "rpc_backend/call/call_table.h"
+#include "rpc_backend/call/rref_decliner.h"
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/group/group.h"
 #include "rpc_backend/rref/rref_service.h"
@@ -22,16 +24,16 @@ class AnswerReader {
  public:
   // All live as long as this.
   AnswerReader(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
-               CallTable& calls, CallCompleter& completer)
+               CallTable& calls, CallCompleter& completer, RRefDecliner& decliner)
       : context_(context),
         sender_(sender),
         group_(group),
         rrefs_(rrefs),
         calls_(calls),
-        completer_(completer) {}
+        completer_(completer),
+        decliner_(decliner) {}
 
-  // False: nobody waits for it any more, and it stays unread.
-  bool onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
+  void onAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in);
   void onControlAck(worker_id_t from, const IncomingMessage& in);
   // The answer to a request of this worker to itself. `made` holds its message, and was completed
   // on the streams that made it. Worker thread.
@@ -42,8 +44,8 @@ class AnswerReader {
   // Why the answer must not be given to torch, as a clause about it; nothing when it may.
   std::optional<std::string> faultOf(worker_id_t from, const IncomingMessage& in,
                                      const CallCompleter::Asked& asked) const;
-  void readAnswer(worker_id_t from, IncomingMessage& in, const CallCompleter::Asked& asked,
-                  JitFuture& future);
+  void readAnswer(worker_id_t from, const std::shared_ptr<IncomingMessage>& in,
+                  const CallCompleter::Asked& asked, JitFuture& future);
   void takeOwn(JitFuture& made, const CallCompleter::Asked& asked, JitFuture& future);
 
   AgentContext& context_;
@@ -52,6 +54,7 @@ class AnswerReader {
   RRefService& rrefs_;
   CallTable& calls_;
   CallCompleter& completer_;
+  RRefDecliner& decliner_;
 };
 
 }  // namespace weft::rpc

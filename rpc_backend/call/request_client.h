@@ -16,6 +16,7 @@
 #include "rpc_backend/call/call_canceller.h"
 #include "rpc_backend/call/call_completer.h"
 #include "rpc_backend/call/call_table.h"
+#include "rpc_backend/call/rref_decliner.h"
 #include "rpc_backend/codec/message_sender.h"
 #include "rpc_backend/group/group.h"
 #include "rpc_backend/options/request_policy.h"
@@ -76,6 +77,7 @@ class RequestClient {
 
   AnswerReader& answers() noexcept { return answers_; }
   CallCanceller& canceller() noexcept { return canceller_; }
+  RRefDecliner& decliner() noexcept { return decliner_; }
 
   // Fails all calls. After the endpoint has closed, before the completers stop.
   void close();
@@ -109,7 +111,8 @@ class RequestClient {
   const Hooks hooks_;
   CallTable calls_;
   CallCompleter completer_{context_, group_, rrefs_, calls_};
-  AnswerReader answers_{context_, sender_, group_, rrefs_, calls_, completer_};
+  RRefDecliner decliner_{context_, sender_, group_, rrefs_, *this};
+  AnswerReader answers_{context_, sender_, group_, rrefs_, calls_, completer_, decliner_};
   CallCanceller canceller_{context_, sender_, calls_, completer_, hooks_.cancel_own};
 };
 

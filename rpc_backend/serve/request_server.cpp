@@ -17,11 +17,6 @@ namespace {
 
 constexpr std::size_t kLargestDeletion = 1024;  // bytes that the loop thread reads
 
-// A payload that is not in the header has not been read, and its RRefs stay unknown.
-std::span<const char> payloadIn(const WireHeader& head) {
-  return {reinterpret_cast<const char*>(head.payload.data()), head.payload.size()};
-}
-
 }  // namespace
 
 bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {
@@ -53,18 +48,6 @@ std::shared_ptr<void> RequestServer::hold(worker_id_t from, std::uint64_t bytes)
 
 void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::string& why) {
   responder_.refuse(from, head.call_id, payloadIn(head), why);
-}
-
-void RequestServer::declineLate(worker_id_t from, const WireHeader& head) {
-  responder_.decline(from, payloadIn(head));
-}
-
-void RequestServer::declineLate(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
-  static_cast<void>(transport::thrownBy([&] {
-    context_.droppers.run([this, alive = context_.keepAlive(), from, in = std::move(in)] {
-      responder_.decline(from, in->payload());
-    });
-  }));
 }
 
 bool RequestServer::isQuick(const IncomingMessage& in) const {
@@ -146,7 +129,7 @@ void RequestServer::dropWaiting(const std::shared_ptr<CallContext>& context) {
   static_cast<void>(transport::thrownBy([&] {
     context_.droppers.run([this, alive = context_.keepAlive(), call = std::move(call),
                            message = std::move(message)]() mutable {
-      responder_.decline(call->caller().from, message->payload());
+      client_.decliner().decline(call->caller().from, message->payload());
       message.reset();
       call->forgetMessage();
     });

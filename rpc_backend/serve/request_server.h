@@ -26,6 +26,7 @@ class RequestServer {
       : context_(context),
         group_(group),
         rrefs_(rrefs),
+        client_(client),
         responder_(context, sender, group, rrefs, client),
         runner_(context, group, responder_, std::move(callback)) {}
 
@@ -37,10 +38,6 @@ class RequestServer {
   std::shared_ptr<void> hold(worker_id_t from, std::uint64_t bytes);
   // Answers a request that has not been read with the refusal.
   void refuse(worker_id_t from, const WireHeader& head, const std::string& why);
-  // Tells the sender of an answer, which comes too late and is not read, that nobody here has the
-  // RRefs in it.
-  void declineLate(worker_id_t from, const WireHeader& head);
-  void declineLate(worker_id_t from, std::shared_ptr<IncomingMessage> in);
   void onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in);
   // The caller has given up its request, which does not run if it has not begun.
   void onCancel(worker_id_t from, std::uint64_t id);
@@ -80,6 +77,7 @@ class RequestServer {
   AgentContext& context_;
   Group& group_;
   RRefService& rrefs_;
+  RequestClient& client_;
   Responder responder_;
   RequestRunner runner_;
   // Only the loop thread uses the map. No entry is ever erased, so that requests can refer to it.

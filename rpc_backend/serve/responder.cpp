@@ -53,7 +53,7 @@ void Responder::refuse(worker_id_t from, std::uint64_t id, std::span<const char>
     logDebug("a refusal was not sent: " + error.text());
     return;
   }
-  decline(from, payload);
+  client_.decliner().decline(from, payload);
 }
 
 void Responder::refuseByPolicy(worker_id_t from, std::uint64_t id, std::span<const char> payload,
@@ -64,39 +64,7 @@ void Responder::refuseByPolicy(worker_id_t from, std::uint64_t id, std::span<con
 
 void Responder::drop(worker_id_t from, std::span<const char> payload) {
   context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
-  decline(from, payload);
-}
-
-std::shared_ptr<void> Responder::countDeclining(worker_id_t to) {
-  {
-    const std::lock_guard lock(mutex_);
-    std::size_t& unacknowledged = unacknowledged_[to];
-    if (unacknowledged == kMostUnacknowledged) return nullptr;
-    ++unacknowledged;
-  }
-  return {this, [to, alive = context_.keepAlive()](Responder* responder) {
-            const std::lock_guard lock(responder->mutex_);
-            const auto found = responder->unacknowledged_.find(to);
-            if (--found->second == 0) responder->unacknowledged_.erase(found);
-          }};
-}
-
-void Responder::decline(worker_id_t from, std::span<const char> payload) {
-  // The two kinds of message that decline are moot together.
-  if (rrefs_.isMoot(from, MessageType::RREF_USER_DELETE)) return;
-  const auto timeout = fromSeconds(context_.options.rpcTimeoutSeconds);
-  for (const auto& message : RRefLifecycle::declining(payload, from, kMostUnacknowledged + 1)) {
-    auto counted = countDeclining(from);
-    if (counted == nullptr) {
-      return sender_.endpoint()->losePeer(
-          from,
-          {transport::ErrorCode::kLimitExceeded,
-           group_.describe(from) + " is cut off: it does not acknowledge what becomes of " +
-               std::to_string(kMostUnacknowledged) + " RRefs in its requests that did not run"});
-    }
-    client_.send(from, message, timeout, {})
-        ->addCallback([counted = std::move(counted)](JitFuture&) {}, /*uses_future=*/false);
-  }
+  client_.decliner().decline(from, payload);
 }
 
 void Responder::respond(const Caller& caller, JitFuture& result,

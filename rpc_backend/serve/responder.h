@@ -1,21 +1,16 @@
 // Responder: answers a request with its result, an error, or a refusal. If the request does not
-// run, it also tells the caller that nobody here has the RRefs in it.
+// run, it also tells the caller that nobody here has the RRefs in it (RRefDecliner).
 //
-// Threads: any. decline() reads the whole payload, which takes long for a large one: on the loop
-// thread, decline only a payload that is in its header, and answer no request of this worker's own.
+// Threads: any. On the loop thread, refuse only what has its payload in its header, and answer no
+// request of this worker's own.
 // Failure: a result that can't be sent (a device without a map, say) becomes an error; an error
-// that can't be sent is logged. A worker that leaves kMostUnacknowledged messages about its RRefs
-// unacknowledged is cut off; each takes memory here until its answer.
+// that can't be sent is logged.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "rpc_backend/call/request_client.h"
@@ -25,8 +20,6 @@ namespace weft::rpc {
 
 class Responder {
  public:
-  static constexpr std::size_t kMostUnacknowledged = std::size_t{1} << 16;
-
   Responder(AgentContext& context, MessageSender& sender, Group& group, RRefService& rrefs,
             RequestClient& client)
       : context_(context), sender_(sender), group_(group), rrefs_(rrefs), client_(client) {}
@@ -44,9 +37,6 @@ class Responder {
   // A request does not run because its caller gave up. The caller has ended the call, so it gets no
   // answer.
   void drop(worker_id_t from, std::span<const char> payload);
-  // Tells a worker that nobody here has the RRefs in a request of it that did not run. Without that
-  // the worker's shutdown waits 100 s for them.
-  void decline(worker_id_t from, std::span<const char> payload);
 
   // The order of this worker's requests to itself.
   CallOrder& ownOrder() noexcept { return own_order_; }
@@ -60,8 +50,6 @@ class Responder {
   // of the worker whose context it was in released it. torch's error has only a number, so the text
   // names all workers that it may have been.
   std::string lostMakers() const;
-  // Counts one more message that declines until the result is dropped. Null: there are too many.
-  std::shared_ptr<void> countDeclining(worker_id_t to);
 
   AgentContext& context_;
   MessageSender& sender_;
@@ -70,8 +58,6 @@ class Responder {
   RequestClient& client_;
   CallOrder own_order_;
   std::atomic<std::uint64_t> refused_by_policy_{0};
-  std::mutex mutex_;                                             // guards the one below
-  std::unordered_map<worker_id_t, std::size_t> unacknowledged_;  // only where there are some
 };
 
 }  // namespace weft::rpc

@@ -109,4 +109,9 @@ struct WireHeader {
   std::span<const std::byte> payload;  // when inline
 };
 
+// The payload as torch's messages have it; empty unless it is in the header.
+inline std::span<const char> payloadIn(const WireHeader& head) noexcept {
+  return {reinterpret_cast<const char*>(head.payload.data()), head.payload.size()};
+}
+
 }  // namespace weft::rpc

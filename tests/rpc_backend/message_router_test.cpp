@@ -55,51 +55,6 @@ TEST(MessageRouter, AnAnswerThatFindsNoMemoryFailsItsCall) {
   EXPECT_NE(text.find("(RESOURCE_EXHAUSTED)"), std::string::npos) << text;
 }
 
-// The header of an answer of rank 1 with a pickled RRef.
-std::vector<std::byte> answerWithRRef(std::uint64_t call_id) {
-  const std::string payload("(K\1K\1K\7K\1K\7K\1X", 14);
-  std::vector<std::byte> header;
-  WireHeader head;
-  head.kind = WireKind::kResponse;
-  head.call_id = call_id;
-  head.payload = std::as_bytes(std::span(payload));
-  WireWriter(header).header(head);
-  return header;
-}
-
-MessageType typeOf(const std::string& header) {
-  WireHeader head;
-  EXPECT_TRUE(WireReader(std::as_bytes(std::span(header))).header(head));
-  return static_cast<MessageType>(head.type);
-}
-
-TEST(MessageRouter, TheRRefsInAnAnswerThatNobodyWaitsForAreDeclined) {
-  World world;
-  const auto running = std::make_shared<const std::atomic<bool>>(true);
-  world.context.running = running;
-  std::vector<transport::OwnedBuffer> buffers;
-  EXPECT_EQ(world.router.onHeader(1, answerWithRRef(77), {}, buffers), Disposition::kDiscard);
-  ASSERT_TRUE(world.recorder.waitForMessages(1));
-  EXPECT_EQ(typeOf(world.recorder.messages()[0].header), MessageType::RREF_USER_DELETE);
-  // The call may end while its answer is read.
-  const auto request = c10::make_intrusive<Message>(std::vector<char>{}, std::vector<at::Tensor>{},
-                                                    MessageType::SCRIPT_CALL);
-  const auto future = world.client.send(1, request, milliseconds(0), {});
-  ASSERT_TRUE(world.recorder.waitForMessages(2));
-  const std::string asked = world.recorder.messages()[1].header;
-  WireHeader head;
-  ASSERT_TRUE(WireReader(std::as_bytes(std::span(asked))).header(head));
-  const auto answer = answerWithRRef(head.call_id);
-  EXPECT_EQ(world.router.onHeader(1, answer, {}, buffers), Disposition::kAccept);
-  world.client.onSendFailed(1, head.call_id, "it has ended");
-  world.router.onMessage(1, answer, {});
-  ASSERT_TRUE(world.recorder.waitForMessages(3));
-  EXPECT_EQ(typeOf(world.recorder.messages()[2].header), MessageType::RREF_USER_DELETE);
-  world.router.onPeerLost({1, "worker1", {transport::ErrorCode::kPeerLost, "it is lost"}});
-  // Calls that are counted at the server may not outlive it.
-  EXPECT_TRUE(world.context.metrics.client_calls.waitForZero(std::chrono::seconds(10)));
-}
-
 TEST(MessageRouter, ARequestBeyondTheLimitIsAnsweredWithItsName) {
   World world;
   const transport::Error why(transport::ErrorCode::kLimitExceeded, "over max_message_bytes");
@@ -425,7 +380,7 @@ TEST(RequestServer, AWorkerThatDoesNotAcknowledgeIsCutOff) {
   world.context.running = running;
   world.recorder.keep = false;
   std::string payload;
-  for (std::size_t i = 0; i <= Responder::kMostUnacknowledged; ++i)
+  for (std::size_t i = 0; i <= RRefDecliner::kMostUnacknowledged; ++i)
     payload += std::string("(K\1K\1K\7K\1K\7K\1X", 14);
   askWith(world, 1, payload);
   cancel(world, 1);
@@ -433,7 +388,7 @@ TEST(RequestServer, AWorkerThatDoesNotAcknowledgeIsCutOff) {
   EXPECT_NE(world.group.lossOf(1)->find("does not acknowledge what becomes of 65536 RRefs"),
             std::string::npos)
       << *world.group.lossOf(1);
-  EXPECT_LE(world.context.metrics.calls_sent, Responder::kMostUnacknowledged);
+  EXPECT_LE(world.context.metrics.calls_sent, RRefDecliner::kMostUnacknowledged);
 }
 
 void probe(World& world, std::uint64_t id, const std::string& text) {
