@@ -7,10 +7,9 @@
 //
 // Threads. The endpoint has one loop thread at a time, either its own or one that waits in drive().
 // Once a bulk connection is made for large messages (BulkConnection), another thread moves bytes,
-// and nothing else. send(), addPeer(), removePeer(), stats(), drive() and close() may be called
-// from any thread. Handler methods are called on the loop thread, one at a time, with no lock held;
-// they must not block. They may call send(), addPeer(), removePeer() and runAfter(), but not
-// close().
+// and nothing else. Any thread may call any function, but the loop thread neither drive() nor
+// close(). Handler methods are called on the loop thread, one at a time, with no lock held; they
+// must not block.
 //
 // Order. Messages that one thread sends to a peer arrive in the order of send(). Messages of
 // different threads interleave whole.

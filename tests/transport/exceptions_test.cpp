@@ -77,7 +77,7 @@ struct NoMessages : MessageHandler {
   }
 };
 
-// kSystem: the peer is not to blame, and another link goes on.
+// The peer is not to blame, and another link goes on.
 TEST_F(Exceptions, ALinkEndsAndSaysWhy) {
   const Limits limits;
   NoMessages sink;
@@ -90,7 +90,7 @@ TEST_F(Exceptions, ALinkEndsAndSaysWhy) {
         Link::Events{[&](const LinkEnd& end) { ended.set_value(end); }, [] {}});
   });
   const LinkEnd end = outcomeOf(ended);
-  EXPECT_EQ(end.kind, LinkEnd::Kind::kProtocol);
+  EXPECT_EQ(end.kind, LinkEnd::Kind::kGivenUp);
   EXPECT_EQ(end.problem.code(), ErrorCode::kSystem);
   EXPECT_NE(end.problem.text().find("bad_alloc"), std::string::npos) << end.problem.text();
   onLoop([&] { link.reset(); });

@@ -157,10 +157,10 @@ TEST(Heartbeat, BeatsWhenNothingWasSentAndSuspectsSilence) {
   EXPECT_EQ(heartbeat.tick(at(1500), none, 40, 0), Verdict::kFine);  // sent since
   EXPECT_EQ(heartbeat.tick(at(4500), none, 80, 7), Verdict::kFine);  // and heard
   EXPECT_EQ(heartbeat.tick(at(6900), none, 90, 7), Verdict::kFine);
-  EXPECT_EQ(heartbeat.tick(at(7000), none, 95, 7), Verdict::kStale);
-  EXPECT_EQ(heartbeat.tick(at(9400), none, 90, 7), Verdict::kStale);
+  EXPECT_EQ(heartbeat.tick(at(7000), none, 95, 7), Verdict::kQuiet);
+  EXPECT_EQ(heartbeat.tick(at(9400), none, 90, 7), Verdict::kQuiet);
   EXPECT_EQ(heartbeat.limit(), at(9500));
-  EXPECT_EQ(heartbeat.tick(at(9500), none, 95, 7), Verdict::kSuspect);
+  EXPECT_EQ(heartbeat.tick(at(9500), none, 95, 7), Verdict::kSilent);
   EXPECT_EQ(heartbeat.tick(at(9500), none, 95, 8), Verdict::kFine);  // it did speak
 }
 
@@ -170,7 +170,7 @@ TEST(Heartbeat, AHeartbeatThatIsDueCannotBeMissed) {
   EXPECT_EQ(heartbeat.tick(Heartbeat::Time{} + milliseconds(1400), milliseconds(0), 1, 0),
             Heartbeat::Verdict::kFine);
   EXPECT_EQ(heartbeat.tick(Heartbeat::Time{} + milliseconds(1500), milliseconds(0), 2, 0),
-            Heartbeat::Verdict::kStale);
+            Heartbeat::Verdict::kQuiet);
 }
 
 TEST(Heartbeat, TimeInWhichThisProcessStoodStillDoesNotCount) {
@@ -183,7 +183,7 @@ TEST(Heartbeat, TimeInWhichThisProcessStoodStillDoesNotCount) {
             Verdict::kFine);
   EXPECT_EQ(
       heartbeat.tick(start + std::chrono::hours(1) + milliseconds(4500), milliseconds(0), 2, 0),
-      Verdict::kSuspect);
+      Verdict::kSilent);
 }
 
 TEST(PeerState, EveryLifeEndsAndNoneBeginsAgain) {

@@ -147,7 +147,7 @@ class Side : private MessageHandler {
   void adopt(std::shared_ptr<SimulatedStream> stream, const SessionClaim& theirs) {
     ASSERT_EQ(session_.match(theirs), Session::Match::kSame);
     ASSERT_LE(theirs.received, outbox_->lastSequence());
-    session_.link(theirs);
+    session_.beginLink(theirs);
     stream_ = std::move(stream);
     frames_ = stream_;
     if (checked_) frames_ = std::make_shared<CheckedStream>(stream_, CheckedStream::Seeds{});
@@ -274,7 +274,7 @@ class Schedule {
     for (Side& side : sides_) {
       totals.delivered += side.delivered();
       totals.duplicates += side.skipped();
-      if (side.session().link() > 0) totals.links += side.session().link() - 1;
+      if (side.session().linkNumber() > 0) totals.links += side.session().linkNumber() - 1;
     }
   }
 

@@ -14,8 +14,8 @@ TEST(Session, TwoSidesRecogniseTheirSession) {
   Session left(11);
   Session right(22);
   EXPECT_EQ(right.match(left.claim()), Session::Match::kSame);
-  left.link(right.claim());
-  right.link({11, 0, 0, 1});
+  left.beginLink(right.claim());
+  right.beginLink({11, 0, 0, 1});
   left.breakOff({});
   right.breakOff({});
   EXPECT_EQ(right.match(left.claim()), Session::Match::kSame);
@@ -30,13 +30,13 @@ TEST(Session, TwoSidesRecogniseTheirSession) {
 TEST(Session, ASideThatMissedALinkCatchesUp) {
   Session dialler(11);
   Session acceptor(22);
-  acceptor.link(dialler.claim());  // its proof never arrived
+  acceptor.beginLink(dialler.claim());  // its proof never arrived
   EXPECT_TRUE(acceptor.isLate(dialler.claim()));
   acceptor.breakOff({});
   EXPECT_EQ(acceptor.match(dialler.claim()), Session::Match::kSame);
   const SessionClaim second = acceptor.claim();
-  acceptor.link(dialler.claim());
-  dialler.link(second);
+  acceptor.beginLink(dialler.claim());
+  dialler.beginLink(second);
   EXPECT_FALSE(acceptor.isLate({11, 22, 0, 3}));
   EXPECT_TRUE(acceptor.isLate({11, 22, 0, 2}));
   dialler.breakOff({});
@@ -47,14 +47,14 @@ TEST(Session, ItEndsWhenItsTimeIsOverAndTimeOnesOwnProcessMissedDoesNotCount) {
   const Session::Time start{};
   Session session(11);
   EXPECT_FALSE(session.expired(start + milliseconds(1000)));
-  session.link({22, 0, 0, 1});
+  session.beginLink({22, 0, 0, 1});
   EXPECT_FALSE(session.expired(start + milliseconds(1000)));
   session.breakOff(start + milliseconds(100));
   EXPECT_FALSE(session.expired(start + milliseconds(99)));
   EXPECT_TRUE(session.expired(start + milliseconds(100)));
   session.postpone(milliseconds(50));
   EXPECT_FALSE(session.expired(start + milliseconds(149)));
-  session.link({22, 0, 0, 2});
+  session.beginLink({22, 0, 0, 2});
   EXPECT_FALSE(session.expired(start + milliseconds(1000)));
   session.postpone(milliseconds(50));
   EXPECT_FALSE(session.expired(start + milliseconds(1000)));
@@ -62,7 +62,7 @@ TEST(Session, ItEndsWhenItsTimeIsOverAndTimeOnesOwnProcessMissedDoesNotCount) {
 
 TEST(Session, AcksOfTheirOwnGoOnlyWhenAskedForOrOverdue) {
   Session session(11);
-  session.link({22, 0, 0, 1});
+  session.beginLink({22, 0, 0, 1});
   session.took(1, false);
   EXPECT_FALSE(session.ackAsked(0));
   EXPECT_FALSE(session.ackOverdue(0));  // it came since the last tick

@@ -75,7 +75,7 @@ void BulkPath::cannotBeMade(const std::string& why) {
 
 bool BulkPath::admits(const Hello& hello, const SessionClaim& theirs) const {
   return mayHave() && dialler_ == Dialler::kPeer && hello.name == peer_.name &&
-         hello.incarnation == incarnation_ && theirs.link == session_.link() &&
+         hello.incarnation == incarnation_ && theirs.link == session_.linkNumber() &&
          session_.match(theirs) == Session::Match::kSame;
 }
 
@@ -91,10 +91,10 @@ void BulkPath::adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& 
     context_.bulk_loop = std::move(made).value();
   }
   // It speaks on its own thread. What one of a former link says late is of no interest.
-  const auto later = [this, &own = context_.loop, link = session_.link(), owner](auto what) {
+  const auto later = [this, &own = context_.loop, link = session_.linkNumber(), owner](auto what) {
     own.post([this, link, owner, what] {
       const std::shared_ptr<void> alive = owner.lock();
-      if (alive != nullptr && bulk_ != nullptr && session_.link() == link) what(events_);
+      if (alive != nullptr && bulk_ != nullptr && session_.linkNumber() == link) what(events_);
     });
   };
   BulkConnection::Events events;

@@ -131,12 +131,10 @@ void Channel::onLinkEnd(const LinkEnd& end) {
       if (end.error == EBADMSG) return onDamaged();
       return onBroken("its connection broke after " + connectedFor() + " (" + errnoName(end.error) +
                       ")");
+    case LinkEnd::Kind::kGivenUp:
+      return onBroken("its connection was given up after " + connectedFor() + " because " +
+                      end.problem.text());
     case LinkEnd::Kind::kProtocol:
-      // Not the peer's fault: over another link it sends inline what cannot be mapped here.
-      if (end.problem.code() == ErrorCode::kSystem) {
-        return onBroken("its connection was given up after " + connectedFor() + " because " +
-                        end.problem.text());
-      }
       return owner_.onChannelEnd({ChannelEnd::Kind::kProtocol, {}, end.problem});
   }
 }
@@ -237,13 +235,13 @@ void Channel::beat(Time now, std::chrono::nanoseconds late) {
   link->readSome();
   if (link_ != link) return;
   verdict = look(std::chrono::nanoseconds(0));
-  if (verdict == Verdict::kSuspect) return owner_.onChannelEnd({ChannelEnd::Kind::kSilent, {}, {}});
-  if (verdict != Verdict::kStale) return;
+  if (verdict == Verdict::kSilent) return owner_.onChannelEnd({ChannelEnd::Kind::kSilent, {}, {}});
+  if (verdict != Verdict::kQuiet) return;
   if (context_.options.reconnect_timeout.count() <= 0) return sendHeartbeat();
   // Perhaps only this connection or its bulk connection is dead.
   if (link_->waiting()) bulk_.disable();
   owner_.onChannelEnd(
-      {ChannelEnd::Kind::kStale, "it sent nothing for " + seconds(heartbeat_->silence(now)), {}});
+      {ChannelEnd::Kind::kQuiet, "it sent nothing for " + seconds(heartbeat_->silence(now)), {}});
 }
 
 void Channel::sendHeartbeat() {

@@ -31,7 +31,7 @@ struct ChannelEnd {
   enum class Kind : std::uint8_t {
     kGoodbye,   // the peer shut down in order
     kBroken,    // `how` says why; the session can continue over another link
-    kStale,     // nothing came for long, as `how` says; another link may do better
+    kQuiet,     // nothing came for long, as `how` says; another link may do better
     kSilent,    // nothing came for peer_timeout
     kProtocol,  // `problem` says what the peer did wrong
   };

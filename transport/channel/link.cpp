@@ -51,7 +51,7 @@ void Link::onReady(Poll::Ready ready) {
 template <typename Step>
 void Link::guarded(Step step) {
   if (const auto thrown = thrownBy(step)) {
-    end({LinkEnd::Kind::kProtocol, 0,
+    end({LinkEnd::Kind::kGivenUp, 0,
          Error(ErrorCode::kSystem, "it could not be served here (" + *thrown + ")")});
   }
 }
@@ -72,7 +72,9 @@ void Link::resume() {
 // Call it with the result of each step of the reader. False: the link has ended.
 bool Link::after(Error problem) {
   if (problem) {
-    end({LinkEnd::Kind::kProtocol, 0, std::move(problem)});
+    // Not the peer's fault: over another link it sends inline what cannot be mapped here.
+    const bool own = problem.code() == ErrorCode::kSystem;
+    end({own ? LinkEnd::Kind::kGivenUp : LinkEnd::Kind::kProtocol, 0, std::move(problem)});
     return false;
   }
   if (reader_.ended()) end({LinkEnd::Kind::kGoodbye, 0, Error::ok()});

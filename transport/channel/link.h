@@ -23,7 +23,8 @@ struct LinkEnd {
   enum class Kind : std::uint8_t {
     kGoodbye,   // the peer said so
     kBroken,    // `error`: errno, 0: the stream ended without a goodbye
-    kProtocol,  // `problem`
+    kProtocol,  // `problem` is what the peer did wrong
+    kGivenUp,   // `problem` is this side's; another link may do better
   };
   Kind kind = Kind::kBroken;
   int error = 0;

@@ -93,25 +93,25 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
 
   writer_ = Writer::kCaller;
   const std::shared_ptr<Stream> stream = stream_;  // another may take its place meanwhile
-  const std::uint32_t link = link_;
+  const std::uint32_t breaks = breaks_;
   lock.unlock();
   if (bulk != nullptr) bulk->wake();
   const std::uint64_t written = writeNow(frame, *stream, bulk.get());
   lock.lock();
   bytes_sent_ += written;
-  const std::shared_ptr<void> last = afterCaller(frame, link);
+  const std::shared_ptr<void> last = afterCaller(frame, breaks);
   const bool loop_needed = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
   if (loop_needed) on_work_available_();
   return Error::ok();
 }
 
-std::shared_ptr<void> Outbox::afterCaller(OutFrame& frame, std::uint32_t link) {
+std::shared_ptr<void> Outbox::afterCaller(OutFrame& frame, std::uint32_t breaks) {
   std::shared_ptr<void> last;
-  if (link != link_ && !queue_.isAcknowledged(frame)) {
+  if (breaks != breaks_ && !queue_.isAcknowledged(frame)) {
     // The stream broke meanwhile: this message goes back among those for the next stream.
     if (queue_.requeue(std::move(frame), inline_only_)) stopExporting();
-  } else if (link == link_ && frame.left() > 0) {
+  } else if (breaks == breaks_ && frame.left() > 0) {
     queue_.pushFront(std::move(frame));
   } else {
     last = queue_.writtenWhole(frame);
@@ -137,7 +137,7 @@ void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
 
 void Outbox::detach() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++link_;
+  ++breaks_;
   bulk_.reset();
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;

@@ -120,7 +120,7 @@ class Outbox {
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
   // After a caller has written. Destroy what it leaves in `frame` and what it returns without the
   // lock.
-  std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t link);
+  std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t breaks);
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
   const std::string peer_;
@@ -137,7 +137,7 @@ class Outbox {
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t bulk_threshold_ = 0;
-  std::uint32_t link_ = 0;    // counts streams that broke
+  std::uint32_t breaks_ = 0;  // counts streams that broke
   bool inline_only_ = false;  // the stream's other end cannot map shared memory
   Error reason_;              // kShut
   std::uint64_t bytes_sent_ = 0;

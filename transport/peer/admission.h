@@ -1,9 +1,10 @@
 // Admission: decides who may connect, and as whom.
 //
 // Each pair of peers has one connection. If both dial at once, the one dialled by the lower rank
-// stays: the higher rank drops its own attempt when the other's arrives, and the lower rank refuses
-// the other's as a duplicate once the peer may have heard of its own. A refused dialler waits for
-// the other connection, and tries again until connect_timeout in case it never comes.
+// stays (Peer::admit): the higher rank drops its own attempt when the other's arrives, and the
+// lower rank refuses the other's as a duplicate once the peer may have heard of its own. A refused
+// dialler waits for the other connection, and tries again until connect_timeout in case it never
+// comes.
 //
 // A connection that broke is made again by the same rules. A side that has not noticed the break
 // gives up its old connection for the new one of the same session. A dialler that names a session

@@ -81,7 +81,7 @@ void Peer::onChannelEnd(ChannelEnd ended) {
       return fail(peer_errors::shutDown(describe(), channel_.connectedFor()));
     case Kind::kBroken:
       return reconnect(std::move(ended.how), reconnectDeadline());
-    case Kind::kStale:
+    case Kind::kQuiet:
       return reconnect(std::move(ended.how), channel_.heartbeat().limit(), /*silent=*/true);
     case Kind::kSilent:
       return failSilent(EventLoop::Clock::now());
@@ -140,7 +140,7 @@ void Peer::adopt(std::shared_ptr<Stream> stream, const Hello& hello, const Sessi
     } else if (logEnabled(LogLevel::kDebug)) {
       log(LogLevel::kDebug, "connected to " + describe() + " over " + stream->transportName());
     }
-    session_.link(hello.incarnation, theirs);
+    session_.beginLink(hello.incarnation, theirs);
     channel_.attach(std::move(stream), incarnation(), theirs.received, dialler);
   });
   if (over()) return;

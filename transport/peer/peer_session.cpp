@@ -65,8 +65,8 @@ Error PeerSession::judge(const Connector::Outcome& outcome) {
   return Error::ok();
 }
 
-void PeerSession::link(std::uint64_t incarnation, const SessionClaim& theirs) {
-  numbered().link(theirs);
+void PeerSession::beginLink(std::uint64_t incarnation, const SessionClaim& theirs) {
+  numbered().beginLink(theirs);
   incarnation_ = incarnation;
   broken_how_.clear();
   broken_silently_ = false;

@@ -24,7 +24,7 @@ class PeerSession {
       : context_(context), peer_(peer), on_dialled_(std::move(on_dialled)) {}
 
   // For the Channel only. The session gets its number on the loop thread, when claim(), match() or
-  // link() first needs it.
+  // beginLink() first needs it.
   Session& session() noexcept { return session_; }
   SessionClaim claim() { return numbered().claim(); }
   Session::Match match(const SessionClaim& theirs) { return numbered().match(theirs); }
@@ -32,7 +32,7 @@ class PeerSession {
   bool isLate(const SessionClaim& theirs) const noexcept { return session_.isLate(theirs); }
 
   // Whether a connection to it has been up.
-  bool met() const noexcept { return session_.link() > 0; }
+  bool met() const noexcept { return session_.linkNumber() > 0; }
   // 0: not known.
   std::uint64_t incarnation() const noexcept { return incarnation_; }
   // Whether the two have met, and this incarnation is another life's.
@@ -55,7 +55,7 @@ class PeerSession {
   Error judge(const Connector::Outcome& outcome);
 
   // A connection is up.
-  void link(std::uint64_t incarnation, const SessionClaim& theirs);
+  void beginLink(std::uint64_t incarnation, const SessionClaim& theirs);
   // The connection broke. Without another one by `deadline` the session is over. `silent`: it was
   // given up because nothing came for long.
   void breakOff(std::string how, bool silent, Session::Time deadline);

@@ -18,9 +18,9 @@ class Heartbeat {
   using Time = std::chrono::steady_clock::time_point;
   enum class Verdict : std::uint8_t {
     kFine,
-    kSend,     // a heartbeat is due
-    kStale,    // nothing came for long; another connection may do better
-    kSuspect,  // nothing came for `timeout`
+    kSend,    // a heartbeat is due
+    kQuiet,   // nothing came for long; another connection may do better
+    kSilent,  // nothing came for `timeout`
   };
 
   Heartbeat(Time now, std::chrono::milliseconds interval,
@@ -28,7 +28,7 @@ class Heartbeat {
       : interval_(interval),
         timeout_(timeout),
         // Half of `timeout`, but not before two heartbeats could have come.
-        stale_after_(std::max(timeout / 2, std::min(2 * interval, timeout * 3 / 4))),
+        quiet_after_(std::max(timeout / 2, std::min(2 * interval, timeout * 3 / 4))),
         sent_at_(now),
         heard_at_(now) {}
 
@@ -45,8 +45,8 @@ class Heartbeat {
       bytes_sent_ = bytes_sent;
       sent_at_ = now;
     }
-    if (now - heard_at_ >= timeout_) return Verdict::kSuspect;
-    if (now - heard_at_ >= stale_after_) return Verdict::kStale;
+    if (now - heard_at_ >= timeout_) return Verdict::kSilent;
+    if (now - heard_at_ >= quiet_after_) return Verdict::kQuiet;
     return now - sent_at_ >= interval_ ? Verdict::kSend : Verdict::kFine;
   }
 
@@ -57,7 +57,7 @@ class Heartbeat {
  private:
   std::chrono::milliseconds interval_;
   std::chrono::milliseconds timeout_;
-  std::chrono::milliseconds stale_after_;
+  std::chrono::milliseconds quiet_after_;
   Time sent_at_;
   Time heard_at_;
   std::uint64_t bytes_sent_ = 0;

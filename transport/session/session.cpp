@@ -17,7 +17,7 @@ Session::Match Session::match(const SessionClaim& theirs) const noexcept {
   return Match::kSame;
 }
 
-void Session::link(const SessionClaim& theirs) {
+void Session::beginLink(const SessionClaim& theirs) {
   peer_ = theirs.own;
   // One side may have missed a connection that broke while it was made.
   links_ = std::max(links_ + 1, theirs.link);

@@ -42,7 +42,7 @@ class Session {
   // The same for a bulk connection of the link that is up.
   SessionClaim bulkClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
   // The number of the link that is up, or was up last, counted from 1; 0: there was none.
-  std::uint32_t link() const noexcept { return links_; }
+  std::uint32_t linkNumber() const noexcept { return links_; }
 
   // What the other side's claim means.
   enum class Match : std::uint8_t {
@@ -55,7 +55,7 @@ class Session {
   bool isLate(const SessionClaim& theirs) const noexcept { return theirs.link <= links_; }
 
   // A connection is up, and both have exchanged their claims.
-  void link(const SessionClaim& theirs);
+  void beginLink(const SessionClaim& theirs);
   // The link broke. Without another one by `deadline` the session is over.
   void breakOff(Time deadline) noexcept { deadline_ = deadline; }
   // Whether the deadline has passed.
