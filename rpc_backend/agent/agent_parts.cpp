@@ -65,7 +65,7 @@ void AgentParts::join() {
   const transport::GroupSecret secret = group.secret();
   open(secret);
   group.join(secret);
-  if (group.hasReturned()) {
+  if (group.wasRestarted()) {
     // What the others still have of this rank's former life, and what is on its way to it, must
     // not be taken for this one's.
     torch_rrefs::startIdsAnew(context.rank);

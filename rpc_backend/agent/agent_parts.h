@@ -30,7 +30,7 @@ struct AgentParts {
   // What the parts count.
   void addMetrics(std::unordered_map<std::string, std::string>& out);
 
-  // Each may use those above it.
+  // Each may use those above it; what one needs of those below it comes as a function.
   AgentContext context;
   const std::shared_ptr<transport::WarmPool> receive_pool = transport::WarmPool::create();
   MessageSender sender;

@@ -100,7 +100,7 @@ std::shared_ptr<transport::Arrivals> MessageRouter::arrivals(std::int32_t from) 
   // The loop thread, which must not call CUDA, may be the last to hold it.
   const std::shared_ptr<DeviceArrivals> early(
       made.get(), [this, parts = context_.parts, made](DeviceArrivals*) mutable {
-        if (const auto alive = parts.lock()) sender_.dropElsewhere(std::move(made));
+        if (const auto alive = parts.lock()) context_.dropElsewhere(std::move(made));
       });
   in.copyEarly(early);
   return early;

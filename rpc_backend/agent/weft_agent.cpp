@@ -4,6 +4,7 @@
 
 #include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/core/thread_state_of_torch.h"
 #include "rpc_backend/join/store_access.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/torch_private/rref_agent.h"
@@ -106,7 +107,7 @@ FuturePtr WeftAgent::sendQuick(const WorkerInfo& to, MessagePtr message) {
 FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float timeout_seconds,
                           const DeviceMap& device_map, bool quick) try {
   TORCH_CHECK(message->isRequest(), "WeftAgent::send(..) is only for sending requests.");
-  if (!parts_->context.process.holds() && RRefLifecycle::isControl(message->type())) {
+  if (!parts_->context.process.holds() && RRefLifecycle::isRRefMessage(message->type())) {
     return parts_->client.acknowledged();
   }
   checkProcess("an RPC call");

@@ -62,6 +62,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
   const WorkerInfo& getWorkerInfo(worker_id_t id) const override;
   std::vector<WorkerInfo> getWorkerInfos() const override;
+  // torch's name: leaves. With `shutdown`, the last barrier; `_wait_all_workers` has passed one
+  // before.
   void join(bool shutdown, float timeout_seconds) override;
   void sync() override {}
   void startImpl() override;

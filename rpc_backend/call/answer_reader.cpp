@@ -26,7 +26,7 @@ constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
 // Whether the call's future has no callback of the user's. torch's own callback of a deletion
 // counts it.
 bool noUserCodeFollows(const PendingCall& call) {
-  return call.quick || waitsInTorch(call.type) || call.type == MessageType::RREF_USER_DELETE;
+  return call.quick || isFetch(call.type) || call.type == MessageType::RREF_USER_DELETE;
 }
 
 // Throws what torch's callback would throw after it has read the answer; then callbacks behind that
@@ -70,7 +70,7 @@ void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMe
     read();
     // A thread that waits for the answer still has the future, so this is not the last owner.
     const bool has_owner = call.awaited_by == std::this_thread::get_id();
-    if (in->tensorCount() > 0 && !has_owner) sender_.dropElsewhere(std::move(read));
+    if (in->tensorCount() > 0 && !has_owner) context_.dropElsewhere(std::move(read));
   } else {
     completer_.complete(call, std::move(read));
   }
@@ -83,7 +83,7 @@ std::optional<std::string> AnswerReader::faultOf(worker_id_t from, const Incomin
   if (const auto why = refusal(policy, type, in.payload(), from)) return "is refused: " + *why;
   if (type == MessageType::EXCEPTION) return std::nullopt;
   if (distrustsPeers(policy)) {
-    const auto context = contextOf(type, in.payload());
+    const auto context = contextIdOf(type, in.payload());
     if (context && context != asked.context)
       return "is refused: it names a context of distributed autograd that the call is not part of";
   }

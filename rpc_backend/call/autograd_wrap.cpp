@@ -26,7 +26,7 @@ WrappedMessage unwrap(std::span<const char> payload) {
 
 }  // namespace
 
-std::optional<std::int64_t> contextOf(MessageType type, std::span<const char> payload) {
+std::optional<std::int64_t> contextIdOf(MessageType type, std::span<const char> payload) {
   if (isProfile(type)) {
     const WrappedMessage inner = unwrap(payload);
     type = static_cast<MessageType>(inner.type);

@@ -16,6 +16,6 @@ namespace weft::rpc {
 
 // What a request or an answer of that type names; nothing: none. torch wraps a message once for
 // autograd, and that once for a profile.
-std::optional<std::int64_t> contextOf(MessageType type, std::span<const char> payload);
+std::optional<std::int64_t> contextIdOf(MessageType type, std::span<const char> payload);
 
 }  // namespace weft::rpc

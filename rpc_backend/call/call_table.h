@@ -38,7 +38,7 @@ struct PendingCall {
   bool counted = false;                 // it has room that waitForRoom() gave
   bool quick = false;                   // a quick call: the thread that reads its answer takes it
   std::optional<RRefKey> fetched;       // the value for which it asks the value's owner
-  std::thread::id awaited_by;           // the thread that waits for it in torch (waitsInTorch())
+  std::thread::id awaited_by;           // the thread that made a fetch, and waits in send()
   std::optional<ForkIds> created;       // the reference that it is to create, if that can be read
   std::optional<std::int64_t> context;  // of autograd, if peers are distrusted and it is in one
   InlineWaiter::Handle waiter;          // the thread that waits for it, if that is known

@@ -1,19 +1,13 @@
 #include "rpc_backend/call/driven_wait.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "rpc_backend/core/call_context.h"
+#include "rpc_backend/core/thread_state_of_torch.h"
 
 namespace weft::rpc {
-
-bool threadIsPlain() {
-  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set;
-}
 
 transport::Driven driveOnce(transport::Endpoint& endpoint, transport::Deadline deadline,
                             const std::function<bool()>& done, transport::AdaptiveSpin& spin) {

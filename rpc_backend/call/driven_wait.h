@@ -3,11 +3,8 @@
 // Threads: any, without the GIL and with no lock held.
 #pragma once
 
-#include <ATen/record_function.h>
-
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "rpc_backend/core/torch_names.h"
 #include "transport/base/deadline.h"
@@ -16,22 +13,6 @@
 #include "transport/endpoint.h"
 
 namespace weft::rpc {
-
-// Whether torch's state of this thread is that of a new thread, except for a profiler. Only such a
-// thread may read an answer or run the loop.
-bool threadIsPlain();
-
-// Hides what is done in its scope from this thread's profiler, because it is not what the thread
-// called.
-class Unprofiled {
- public:
-  Unprofiled() {
-    if (at::hasThreadLocalCallbacks()) guard_.emplace();
-  }
-
- private:
-  std::optional<at::DisableRecordFunctionGuard> guard_;
-};
 
 // Drives until `done()`. Also returns kDone if this thread cannot drive, because another caller
 // does or the endpoint closes. kInterrupted: a person's Ctrl-C came first. Another thread that

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/core/thread_state_of_torch.h"
 #include "transport/base/interruption.h"
 
 namespace weft::rpc {
@@ -44,8 +45,8 @@ void InlineWaiter::take() {
   if (!threadIsPlain()) return;
   InlineWaiter& waiter = own();
   const std::lock_guard lock(waiter.mutex_);
-  // If it is taken already, this call is made while the arguments of another call are pickled, and
-  // gets no waiter.
+  // If it is taken already, this call is made while the arguments of another one are pickled. This
+  // one claims the waiter, and its wait frees it, so the other one gets none.
   if (waiter.state_ == State::kFree) waiter.state_ = State::kTaken;
 }
 

@@ -35,7 +35,7 @@ PendingCall describeCall(worker_id_t peer, const Innermost& asked, const CallTim
   call.timeout = time.timeout;
   call.inherited = time.inherited;
   call.started = now;
-  if (waitsInTorch(asked.type)) {
+  if (isFetch(asked.type)) {
     call.fetched = readFetchedId(asked.payload);
     call.awaited_by = std::this_thread::get_id();
   }
@@ -57,15 +57,15 @@ FuturePtr RequestClient::acknowledged() const {
 
 FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
                               const DeviceMap& device_map, bool quick) {
-  const RRefService::Outgoing rrefs = rrefs_.onSend(*message, to);
-  if (rrefs.orphan && RRefLifecycle::isControl(message->type())) return acknowledged();
+  const RRefService::Outgoing rrefs = rrefs_.beforeSend(*message, to);
+  if (rrefs.orphan && RRefLifecycle::isRRefMessage(message->type())) return acknowledged();
   const Innermost asked = innermost(message->type(), message->payload());
   const auto now = Clock::now();
   const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
   PendingCall call = describeCall(to, asked, time, now);
   call.quick = quick;
   if (distrustsPeers(context_.options.request_policy))
-    call.context = contextOf(message->type(), message->payload());
+    call.context = contextIdOf(message->type(), message->payload());
   auto why =
       rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
   const milliseconds left = call.counted ? leftOf(call) : time.timeout;
@@ -85,18 +85,18 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   if (delay.count() == 0) {
     transmit(to, id, message, left, device_map, rrefs.carried);
   } else {
-    sender_.completeAfter(
+    sender_.runOnCompleterAfter(
         delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
                 carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
-  if (waitsInTorch(asked.type)) awaitForTorch(to, *future);
+  if (isFetch(asked.type)) awaitFetch(to, *future);
   return future;
 }
 
 // torch notes the end of the call in its context by a bare pointer, and a peer may end the context
 // before.
 void RequestClient::keepContext(const Message& gradients, JitFuture& future) {
-  future.addCallback([context = autograd_contexts::contextOf(gradients)](JitFuture&) {},
+  future.addCallback([context = autograd_contexts::keepAlive(gradients)](JitFuture&) {},
                      /*uses_future=*/false);
 }
 
@@ -109,9 +109,8 @@ void RequestClient::failUnsent(worker_id_t to, std::uint64_t id, const Innermost
   }
 }
 
-// torch waits for this future right after send() returns, and does not notice Ctrl-C meanwhile. So
-// the wait is here, where Ctrl-C ends it.
-void RequestClient::awaitForTorch(worker_id_t to, JitFuture& future) {
+// torch would wait for this future as soon as send() returned, and not notice Ctrl-C meanwhile.
+void RequestClient::awaitFetch(worker_id_t to, JitFuture& future) {
   if (to != context_.rank) driveUntilCompleted(sender_.endpoint(), future);
   awaitInterruptibly(future);
 }
@@ -194,7 +193,7 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
     // torch only logs what is thrown while it sends a message of its own. For those the next wait
     // throws.
     interrupted = error.code() == transport::ErrorCode::kInterrupted &&
-                  !RRefLifecycle::isControl(message->type());
+                  !RRefLifecycle::isRRefMessage(message->type());
   } catch (...) {
     // As with TensorPipe, send() throws when a message cannot be encoded (a device without a map),
     // and nothing is left in the table.

@@ -50,7 +50,7 @@ class RequestClient {
   // The number of the first call. Before any call is made.
   void startIdsAt(std::uint64_t id) { calls_.startAt(id); }
 
-  // Sends a request to `to`; the future gets its answer.
+  // Sends a request to `to`; the future gets its answer. A fetch (isFetch()) waits until then.
   //
   // `timeout` 0: never. A call that the user makes also ends by the deadline of the request that
   // this thread serves. Messages about RRefs and distributed autograd's contexts do not inherit it,
@@ -96,7 +96,7 @@ class RequestClient {
   static void keepContext(const Message& gradients, JitFuture& future);
   // Fails a started call that is not sent.
   void failUnsent(worker_id_t to, std::uint64_t id, const Innermost& asked, const std::string& why);
-  void awaitForTorch(worker_id_t to, JitFuture& future);
+  void awaitFetch(worker_id_t to, JitFuture& future);
   // Shows the call to the flight record and the profiler, if they listen. The caller ends `range`
   // when the call is sent.
   void show(worker_id_t to, std::uint64_t id, const Innermost& asked, const Message& message,

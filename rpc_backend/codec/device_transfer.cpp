@@ -127,7 +127,7 @@ void DeviceTransfer::takeBack(const MessageKey& message) {
   auto loan = loans_->end(message);
   if (loan.kept == nullptr) return;
   if (loan.when_ended) loan.when_ended();
-  sender_.dropElsewhere(std::move(loan));
+  context_.dropElsewhere(std::move(loan));
 }
 
 bool DeviceTransfer::whenReturned(const MessageKey& message, std::function<void()> task) {
@@ -223,7 +223,7 @@ void DeviceTransfer::onProbed(worker_id_t from, std::uint64_t id, const std::str
 // --- the end ---
 
 void DeviceTransfer::onPeerLost(worker_id_t peer) {
-  if (auto ended = loans_->endAllOf(peer); !ended.empty()) sender_.dropElsewhere(std::move(ended));
+  if (auto ended = loans_->endAllOf(peer); !ended.empty()) context_.dropElsewhere(std::move(ended));
   const std::lock_guard lock(mutex_);
   std::erase_if(paths_, [peer](const auto& path) { return path.first.first == peer; });
   if (memory_ == nullptr) return;

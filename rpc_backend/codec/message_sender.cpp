@@ -72,7 +72,7 @@ transport::Error MessageSender::send(worker_id_t to, WireKind kind, std::uint64_
   for (transport::OwnedBuffer& buffer : out.buffers) {
     void* const memory = buffer.owner.get();
     buffer.owner = {memory, [this, owner = std::move(buffer.owner)](void*) mutable {
-                      if (endpoint_->onLoopThread()) dropElsewhere(std::move(owner));
+                      if (endpoint_->onLoopThread()) context_.dropElsewhere(std::move(owner));
                     }};
   }
   auto error = endpoint_->send(to, std::move(out), room_wait);
@@ -111,7 +111,7 @@ void MessageSender::addMetrics(Metrics& out) const {
   addRefused(stats, out);
 }
 
-void MessageSender::completeAfter(milliseconds delay, std::function<void()> task) {
+void MessageSender::runOnCompleterAfter(milliseconds delay, std::function<void()> task) {
   endpoint_->runAfter(delay, [this, task = std::move(task)]() mutable {
     context_.completers.run(std::move(task));
   });

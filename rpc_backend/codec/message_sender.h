@@ -16,7 +16,6 @@
 #include "rpc_backend/codec/incoming_message.h"
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/context/agent_context.h"
-#include "transport/base/thrown.h"
 #include "transport/endpoint.h"
 
 namespace weft::rpc {
@@ -54,15 +53,7 @@ class MessageSender {
   void addMetrics(std::unordered_map<std::string, std::string>& out) const;
 
   // Runs `task` on a completer after `delay`.
-  void completeAfter(milliseconds delay, std::function<void()> task);
-  // Has a dropper release `owned`, because the loop thread must not be the last owner of anything
-  // of the user's. Without memory for that, the calling thread releases it. Throws nothing, because
-  // deleters call it.
-  template <typename Owned>
-  void dropElsewhere(Owned owned) {
-    static_cast<void>(
-        transport::thrownBy([&] { context_.droppers.run([owned = std::move(owned)] {}); }));
-  }
+  void runOnCompleterAfter(milliseconds delay, std::function<void()> task);
 
  private:
   AgentContext& context_;

@@ -7,11 +7,13 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/metrics.h"
 #include "rpc_backend/core/own_process.h"
 #include "rpc_backend/options/options.h"
+#include "transport/base/thrown.h"
 
 namespace weft::rpc {
 
@@ -23,6 +25,13 @@ struct AgentContext {
   std::string me() const;
   // Whether torch's agent is not running: before its start(), and from its shutdown() on.
   bool hasEnded() const;
+  // Has a dropper release `owned`, because the loop thread must not be the last owner of anything
+  // of the user's. Without memory for that, the calling thread releases it. Throws nothing, because
+  // deleters call it.
+  template <typename Owned>
+  void dropElsewhere(Owned owned) {
+    static_cast<void>(transport::thrownBy([&] { droppers.run([owned = std::move(owned)] {}); }));
+  }
   // Keeps all parts of the agent alive.
   std::shared_ptr<void> keepAlive() const { return parts.lock(); }
   // Starts one thread of each pool now, because none may be startable later. Throws c10::Error.

@@ -21,7 +21,7 @@ CallKind kindOf(MessageType type) {
 
 bool createsRRef(MessageType type) { return kindOf(type) == CallKind::kRemote; }
 
-bool waitsInTorch(MessageType type) { return kindOf(type) == CallKind::kFetch; }
+bool isFetch(MessageType type) { return kindOf(type) == CallKind::kFetch; }
 
 bool mayHaveWaiter(MessageType type) {
   const CallKind kind = kindOf(type);

@@ -25,9 +25,9 @@ CallKind kindOf(MessageType type);
 // The calls that create an RRef's value.
 bool createsRRef(MessageType type);
 
-// RRef.to_here(): torch waits for this future on the calling thread and deserialises the answer
-// there, so the future has no user callback.
-bool waitsInTorch(MessageType type);
+// RRef.to_here(): RequestClient::send() waits for the answer, which the calling thread
+// deserialises, so the future has no user callback.
+bool isFetch(MessageType type);
 
 // The calls for which a thread takes its InlineWaiter. Other messages must not claim it: a
 // collected RRef may send one from the thread that is about to wait for its call.

@@ -83,7 +83,7 @@ void Group::join(const transport::GroupSecret& secret) {
   checkDeviceMaps(all, isStatic());
   devices_ = devicesInUse(context_.options.devices, context_.options.device_maps,
                           reverseMaps(all, context_.name));
-  if (hasReturned() && isStatic())
+  if (wasRestarted() && isStatic())
     barriers_ = ShutdownBarrier::passedBy(*membership_.store(), context_.me());
 }
 
@@ -121,7 +121,7 @@ void Group::introduce(const MemberRecord& newcomer) {
 }
 
 void Group::announce() {
-  if (isStatic() && !hasReturned()) return;
+  if (isStatic() && !wasRestarted()) return;
   std::vector<std::pair<MemberRecord, FuturePtr>> acks;
   for (const MemberRecord& member : members_.all())
     acks.emplace_back(member, introduceSelf(static_cast<worker_id_t>(member.rank)));

@@ -53,7 +53,7 @@ class Group {
 
   bool isStatic() const noexcept { return world_size_.has_value(); }
   // Whether an earlier process had this worker's rank.
-  bool hasReturned() const noexcept { return membership_.returned(); }
+  bool wasRestarted() const noexcept { return membership_.wasRestarted(); }
   milliseconds timeout() const noexcept { return membership_.timeout(); }
   Directory& directory() noexcept { return directory_; }
   const Directory& directory() const noexcept { return directory_; }
@@ -74,7 +74,7 @@ class Group {
 
   const PeerLosses& losses() const noexcept { return losses_; }
   // Why that worker is lost; nothing: it is not.
-  std::optional<std::string> lossOf(worker_id_t id) const { return losses_.reason(id); }
+  std::optional<std::string> lossOf(worker_id_t id) const { return losses_.lossOf(id); }
   void noteLoss(worker_id_t peer, const transport::Error& why) { losses_.add(peer, why); }
   // Loop thread: the lost worker is back in the same life. Returns how long it was lost.
   Clock::duration noteReturn(worker_id_t peer);

@@ -28,7 +28,7 @@ void LiveList::update(worker_id_t peer) {
         dead = isDead(peer);
         takeOffOrRestore(peer, dead);
       } while (dead != isDead(peer));
-      if (!losses_.reason(peer)) meetNewcomers();
+      if (!losses_.lossOf(peer)) meetNewcomers();
     } catch (const std::exception& error) {
       logInfo("the group's list of workers could not be changed: " + std::string(error.what()));
     }
@@ -37,7 +37,7 @@ void LiveList::update(worker_id_t peer) {
 
 // One that refuses this worker lives, and stays a member.
 bool LiveList::isDead(worker_id_t peer) const {
-  return losses_.reason(peer).has_value() && !losses_.refusesUs(peer);
+  return losses_.lossOf(peer).has_value() && !losses_.refusesUs(peer);
 }
 
 void LiveList::takeOffOrRestore(worker_id_t peer, bool dead) {

@@ -10,43 +10,45 @@ const PeerLosses::Loss* PeerLosses::find(worker_id_t peer) const {
 
 void PeerLosses::add(worker_id_t peer, const transport::Error& why) {
   const std::lock_guard lock(mutex_);
-  if (const Loss* const known = find(peer); known != nullptr && !known->back) return;
+  if (const Loss* const known = find(peer); known != nullptr && known->state != State::kBack)
+    return;
   const bool refuses_us = why.code() == transport::ErrorCode::kAuthFailed ||
                           why.code() == transport::ErrorCode::kDuplicate;
-  losses_[peer] = {why.text(), refuses_us, false, Clock::now(), std::nullopt};
+  losses_[peer] = {why.text(), refuses_us ? State::kRefusesUs : State::kLost, Clock::now(), {}};
 }
 
 void PeerLosses::setRefusesUs(worker_id_t peer, const transport::Error& why) {
   const std::lock_guard lock(mutex_);
   Loss& loss = losses_[peer];
   loss.reason = why.text();
-  loss.refuses_us = true;
+  loss.state = State::kRefusesUs;
 }
 
 void PeerLosses::setBack(worker_id_t peer) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = losses_.find(peer); found != losses_.end()) found->second.back = true;
+  if (const auto found = losses_.find(peer); found != losses_.end())
+    found->second.state = State::kBack;
 }
 
 PeerLosses::Clock::duration PeerLosses::endOutage(worker_id_t peer) {
   const std::lock_guard lock(mutex_);
   Loss& loss = losses_[peer];
-  loss.back = true;
+  loss.state = State::kBack;
   loss.outage = Clock::now() - loss.since;
   return *loss.outage;
 }
 
-std::optional<std::string> PeerLosses::reason(worker_id_t peer) const {
+std::optional<std::string> PeerLosses::lossOf(worker_id_t peer) const {
   const std::lock_guard lock(mutex_);
   const Loss* const loss = find(peer);
-  if (loss == nullptr || loss->back) return std::nullopt;
+  if (loss == nullptr || loss->state == State::kBack) return std::nullopt;
   return loss->reason;
 }
 
 bool PeerLosses::refusesUs(worker_id_t peer) const {
   const std::lock_guard lock(mutex_);
   const Loss* const loss = find(peer);
-  return loss != nullptr && loss->refuses_us && !loss->back;
+  return loss != nullptr && loss->state == State::kRefusesUs;
 }
 
 std::optional<std::string> PeerLosses::lastReason(worker_id_t peer) const {

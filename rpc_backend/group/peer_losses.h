@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -29,7 +30,7 @@ class PeerLosses {
   Clock::duration endOutage(worker_id_t peer);
 
   // Why the worker is lost; nothing: it is not.
-  std::optional<std::string> reason(worker_id_t peer) const;
+  std::optional<std::string> lossOf(worker_id_t peer) const;
   // Whether it is lost because it refuses this worker.
   bool refusesUs(worker_id_t peer) const;
   // Why it was lost last, also after it came back.
@@ -40,12 +41,12 @@ class PeerLosses {
   std::optional<Clock::duration> lastOutage(worker_id_t peer) const;
 
  private:
+  enum class State : std::uint8_t { kLost, kRefusesUs, kBack };
   struct Loss {
     std::string reason;
-    bool refuses_us = false;
-    bool back = false;
+    State state = State::kLost;
     Clock::time_point since = Clock::now();
-    std::optional<Clock::duration> outage;
+    std::optional<Clock::duration> outage;  // kBack, in the life that was lost
   };
   const Loss* find(worker_id_t peer) const;
 

@@ -216,7 +216,7 @@ std::set<std::int32_t> ShutdownBarrier::agreeOnLost() {
   // A peer may take part here and yet be out of reach from here (another key).
   noticeLost();
   std::set<std::int64_t> known(lost_.begin(), lost_.end());
-  if (group_.hasReturned()) known.insert(context_.rank + world_);
+  if (group_.wasRestarted()) known.insert(context_.rank + world_);
   post(kLost, known);
   const auto agreed = numbersIn(await(kLost));
   return {agreed.begin(), agreed.end()};

@@ -29,7 +29,7 @@ class InflightRequest;
 struct Caller {
   worker_id_t from;
   std::uint64_t id;
-  RRefLifecycle::Seen seen;  // which life of that worker asks
+  RRefLifecycle::LossCount losses_then;  // which life of that worker asks
   CallOrder& order;
   std::int64_t arrived;                           // CallRecorder::now()
   CallRecorder::Entry record = std::nullopt;      // set when it runs

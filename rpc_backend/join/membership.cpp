@@ -80,7 +80,7 @@ std::vector<MemberRecord> Membership::meet(const MemberRecord& self) {
   StaticMeeting meeting(store_, self, timeout_);
   std::vector<MemberRecord> others = meeting.run();
   store_ = meeting.store();
-  returned_ = meeting.returned();
+  was_restarted_ = meeting.wasRestarted();
   return others;
 }
 
@@ -114,7 +114,7 @@ std::vector<MemberRecord> Membership::join(const MemberRecord& self) {
     others = members;
     members.push_back(self);
   });
-  returned_ = store_->add("claim/" + std::to_string(rank_), 1) > 1;
+  was_restarted_ = store_->add("claim/" + std::to_string(rank_), 1) > 1;
   return others;
 }
 
@@ -143,11 +143,11 @@ void Membership::forget(std::int32_t rank, const std::string& address) {
   updateMembers([&](std::vector<MemberRecord>& members) { removeLife(members, rank, address); });
 }
 
-std::vector<MemberRecord> Membership::restore(const MemberRecord& returned) {
+std::vector<MemberRecord> Membership::restore(const MemberRecord& member) {
   std::vector<MemberRecord> listed;
   updateMembers([&](std::vector<MemberRecord>& members) {
-    const bool leaves = returned.rank == rank_ && left_;
-    if (!leaves && !contains(members, returned.rank)) members.push_back(returned);
+    const bool leaves = member.rank == rank_ && left_;
+    if (!leaves && !contains(members, member.rank)) members.push_back(member);
     listed = members;
   });
   return listed;

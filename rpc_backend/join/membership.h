@@ -43,7 +43,7 @@ class Membership {
   std::vector<MemberRecord> meet(const MemberRecord& self);
 
   // Whether this rank had a former life, which is dead or has left.
-  bool returned() const noexcept { return returned_; }
+  bool wasRestarted() const noexcept { return was_restarted_; }
 
   // Dynamic groups: adds `self`, in the place of a dead worker of its rank or name, and returns who
   // was there before.
@@ -55,7 +55,7 @@ class Membership {
   void forget(std::int32_t rank, const std::string& address);
   // Adds a member that was forgotten and lives, unless it has a successor, or is this worker and
   // leaves. Returns the list.
-  std::vector<MemberRecord> restore(const MemberRecord& returned);
+  std::vector<MemberRecord> restore(const MemberRecord& member);
 
   milliseconds timeout() const noexcept { return timeout_; }
   c10::intrusive_ptr<c10d::Store> store() const { return store_; }
@@ -74,7 +74,7 @@ class Membership {
   const std::int32_t rank_;
   const int world_;
   const milliseconds timeout_;
-  bool returned_ = false;
+  bool was_restarted_ = false;
   std::vector<MemberRecord> replaced_;  // by join()
   std::atomic<bool> left_{false};       // or leaves; of a dynamic group
 };

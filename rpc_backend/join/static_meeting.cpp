@@ -105,7 +105,7 @@ std::optional<StaticMeeting::Members> StaticMeeting::rejoin(const std::string& h
   }
   // Whoever found nobody alive before this record was there has ended the meeting.
   if (outcome() == kOver) return std::nullopt;
-  returned_ = true;
+  was_restarted_ = true;
   // After this one's record is there, so that of two that come back at once one sees the other.
   Members members = readFormed();
   checkMembers(self_, members);

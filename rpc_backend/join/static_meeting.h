@@ -37,7 +37,7 @@ class StaticMeeting {
   std::vector<MemberRecord> run();
   // Then: the keys of the meeting in which the group has formed, and whether it had formed already.
   c10::intrusive_ptr<c10d::Store> store() const { return store_; }
-  bool returned() const noexcept { return returned_; }
+  bool wasRestarted() const noexcept { return was_restarted_; }
 
  private:
   using Members = std::vector<MemberRecord>;
@@ -75,7 +75,7 @@ class StaticMeeting {
   const MemberRecord& self_;
   const std::string text_;  // of self_
   const milliseconds timeout_;
-  bool returned_ = false;
+  bool was_restarted_ = false;
   const std::chrono::steady_clock::time_point waiting_since_ = std::chrono::steady_clock::now();
 };
 

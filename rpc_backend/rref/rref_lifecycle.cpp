@@ -33,7 +33,8 @@ thread_local std::int64_t ids_looked_at = -1;
 
 MessagePtr RRefLifecycle::ack() { return torch::distributed::rpc::RRefAck().toMessage(); }
 
-bool RRefLifecycle::serve(MessageType type, std::span<const char> payload, Rank from, Seen seen) {
+bool RRefLifecycle::serve(MessageType type, std::span<const char> payload, Rank from,
+                          LossCount losses_then) {
   if (type == MessageType::RREF_CHILD_ACCEPT) {
     const auto fork = readForkId(payload);
     if (fork) table_.onChildAccept(*fork, from);
@@ -44,23 +45,23 @@ bool RRefLifecycle::serve(MessageType type, std::span<const char> payload, Rank 
   if (type == MessageType::RREF_USER_DELETE) {
     table_.onUserDelete(*ids, from);
   } else {
-    table_.onForkRequest(*ids, from, seen);
+    table_.onForkRequest(*ids, from, losses_then);
   }
   return true;
 }
 
 std::optional<ForkIds> RRefLifecycle::onRemoteCall(std::span<const char> payload, Rank from,
-                                                   Seen seen) {
+                                                   LossCount losses_then) {
   const auto ids = readCreatedIds(payload);
   if (!ids || ids->value.created_on != from || ids->fork.created_on != from) return std::nullopt;
-  table_.onRemoteCall(*ids, from, seen);
+  table_.onRemoteCall(*ids, from, losses_then);
   return ids;
 }
 
-void RRefLifecycle::onAnswer(const Message& answer, Rank to, Seen seen,
-                             const std::optional<ForkIds>& created) {
+void RRefLifecycle::beforeAnswer(const Message& answer, Rank to, LossCount losses_then,
+                                 const std::optional<ForkIds>& created) {
   if (const auto ids = remoteResult(answer.type(), answer.payload())) {
-    table_.onRemoteResult(*ids, to, seen);
+    table_.onRemoteResult(*ids, to, losses_then);
     dropLater(early_.end(ids->value));
   } else if (created) {
     table_.onRemoteFailure(*created);
@@ -83,9 +84,9 @@ void RRefLifecycle::onAnswerReceived(MessageType type, std::span<const char> pay
   if (const auto ids = remoteResult(type, payload)) table_.onUserSeen(ids->fork);
 }
 
-RRefLifecycle::Carried RRefLifecycle::onSend(const Message& message, Rank to) {
+RRefLifecycle::Carried RRefLifecycle::beforeSend(const Message& message, Rank to) {
   const MessageType type = message.type();
-  if (isControl(type)) {
+  if (isRRefMessage(type)) {
     if (type == MessageType::RREF_CHILD_ACCEPT) return {};
     if (const auto ids = readForkIds(message.payload())) {
       type == MessageType::RREF_USER_DELETE ? table_.onUserGone(ids->fork)
@@ -106,7 +107,7 @@ RRefLifecycle::Carried RRefLifecycle::onSend(const Message& message, Rank to) {
                                : !torch_rrefs::hasChild(rref.ids.fork);
   });
   for (const PickledRRef& rref : carried)
-    table_.onSend(rref, to);
+    table_.beforeSend(rref, to);
   return carried;
 }
 

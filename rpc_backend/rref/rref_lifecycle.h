@@ -36,7 +36,7 @@ struct RRefHooks {
 
 class RRefLifecycle : private ForkTable {
  public:
-  using Seen = RRefTable::Seen;
+  using LossCount = RRefTable::LossCount;
   using Carried = std::vector<PickledRRef>;
 
   // Values are released on `droppers`: a destructor may be user code that makes calls, and on a
@@ -48,34 +48,37 @@ class RRefLifecycle : private ForkTable {
         early_(self),
         table_(*this, self) {}
 
-  // One of the three messages that are served here.
-  static bool isControl(MessageType type) noexcept {
+  // Whether it is one of the three messages that are served here.
+  static bool isRRefMessage(MessageType type) noexcept {
     return type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST ||
            type == MessageType::RREF_CHILD_ACCEPT;
   }
   // What answers each of them.
   static MessagePtr ack();
 
-  Seen now() const noexcept { return table_.now(); }
+  // As RRefTable::lossCount(); `losses_then` below: what it was when the message came.
+  LossCount lossCount() const noexcept { return table_.lossCount(); }
 
-  // Serves a control message. False when it is malformed. Worker thread; the loop thread for a
+  // Serves one of them. False when it is malformed. Worker thread; the loop thread for a
   // deletion, which takes a few short locks and has a dropper release the value.
-  bool serve(MessageType type, std::span<const char> payload, Rank from, Seen seen);
+  bool serve(MessageType type, std::span<const char> payload, Rank from, LossCount losses_then);
   // A remote call with that payload is about to run: returns what it is to create. Nothing: that
   // cannot be read, or an id in it is of another worker than `from`. Worker thread.
-  std::optional<ForkIds> onRemoteCall(std::span<const char> payload, Rank from, Seen seen);
-  // An answer goes out to `to`, whose request came at `seen`. `created`: what onRemoteCall()
-  // returned for that. Worker thread.
-  void onAnswer(const Message& answer, Rank to, Seen seen, const std::optional<ForkIds>& created);
+  std::optional<ForkIds> onRemoteCall(std::span<const char> payload, Rank from,
+                                      LossCount losses_then);
+  // An answer is about to go out to `to`. `losses_then`: of its request. `created`: what
+  // onRemoteCall() returned for that. Worker thread.
+  void beforeAnswer(const Message& answer, Rank to, LossCount losses_then,
+                    const std::optional<ForkIds>& created);
   // What `from` was to create here will not be: its call does not run. Not on the loop thread.
   void onNotCreated(const RRefKey& value, Rank from, const std::string& why);
   // The same for each early value (early_values.h) that `which` says.
   void failEarly(const std::function<bool(const RRefKey&)>& which, const std::string& why);
   // Somebody here is about to wait for this worker's own value.
   void onAwaited(const RRefKey& value) { early_.await(value); }
-  // A message goes out to `to`: returns the RRefs in it, nearly always none. Call it on the thread
-  // that made the message, before it is sent; call undo() when it could not be sent.
-  Carried onSend(const Message& message, Rank to);
+  // A message is about to go out to `to`: returns the RRefs in it, nearly always none. Call it on
+  // the thread that made the message, before it is sent; call undo() when it could not be sent.
+  Carried beforeSend(const Message& message, Rank to);
   void undo(const Carried& carried);
   // The same for an RRef of a message that could not even be pickled. Any thread.
   void undoFork(const PickledRRef& rref);
@@ -89,8 +92,10 @@ class RRefLifecycle : private ForkTable {
 
   // Loop thread: the peer is lost.
   void onPeerLost(Rank peer) { table_.lose(peer); }
-  // Whether what came at `seen` is of a life of `peer` that is lost.
-  bool isOfLostLife(Rank peer, Seen seen) const { return table_.isOfLostLife(peer, seen); }
+  // Whether what came then is of a life of `peer` that is lost.
+  bool isOfLostLife(Rank peer, LossCount losses_then) const {
+    return table_.isOfLostLife(peer, losses_then);
+  }
   // Worker thread, some time after onPeerLost().
   void releaseForks(Rank peer);
   // Ends torch's waiting for what a lost owner was to confirm; torch's shutdown would wait 100 s

@@ -33,15 +33,15 @@ std::string namesOf(std::vector<Rank> ranks, const Directory& directory) {
 }  // namespace
 
 bool RRefService::isMoot(worker_id_t to, MessageType type) const {
-  if (!RRefLifecycle::isControl(type) || to == context_.rank) return false;
+  if (!RRefLifecycle::isRRefMessage(type) || to == context_.rank) return false;
   // A fork request to a lost owner counts too: using the reference then fails with its name.
   if (group_.lossOf(to) || !group_.directory().contains(to)) return true;
   return context_.hasEnded() && type != MessageType::RREF_FORK_REQUEST;
 }
 
-RRefService::Outgoing RRefService::onSend(const Message& message, worker_id_t to) {
+RRefService::Outgoing RRefService::beforeSend(const Message& message, worker_id_t to) {
   if (const auto orphan = orphans_.findIn(message, to)) return {{}, orphanText(*orphan, to)};
-  Outgoing out{lifecycle_.onSend(message, to), {}};
+  Outgoing out{lifecycle_.beforeSend(message, to), {}};
   const auto orphan = orphans_.findAmong(out.carried);
   if (!orphan) return out;
   const auto owner = static_cast<worker_id_t>(orphan->owner);
@@ -71,7 +71,7 @@ void RRefService::onPeerLost(worker_id_t peer) {
     brought_.erase(peer);
   }
   // Now, because messages after the peer's return are not of its former life.
-  sender_.dropElsewhere(orphans_.onPeerLost(peer));
+  context_.dropElsewhere(orphans_.onPeerLost(peer));
 }
 
 void RRefService::cleanUpAfter(worker_id_t peer) {
@@ -86,7 +86,8 @@ void RRefService::cleanUpAfter(worker_id_t peer) {
       if (!first) return;
     }
     const auto half = fromSeconds(context_.options.peer_timeout / 2);
-    sender_.completeAfter(std::min(kReleaseGrace, half), [this, alive, peer] { cleanUp(peer); });
+    sender_.runOnCompleterAfter(std::min(kReleaseGrace, half),
+                                [this, alive, peer] { cleanUp(peer); });
   });
 }
 

@@ -42,8 +42,8 @@ class RRefService {
     std::optional<std::string> orphan;  // it must not be sent, because it is about a lost value
   };
   // A message is about to be sent; on the thread that made it.
-  Outgoing onSend(const Message& message, worker_id_t to);
-  // The message is written now, perhaps some time after onSend().
+  Outgoing beforeSend(const Message& message, worker_id_t to);
+  // The message is written now, perhaps some time after beforeSend().
   void onTransmit(const Message& message, worker_id_t to) { orphans_.onTransmit(message, to); }
 
   // Loop thread: the peer is lost.

@@ -15,20 +15,20 @@ constexpr Rank kLowest = std::numeric_limits<Rank>::min();
 constexpr Rank kHighest = std::numeric_limits<Rank>::max();
 }  // namespace
 
-bool RRefTable::ofLostLife(Rank peer, Seen seen) const {
+bool RRefTable::ofLostLife(Rank peer, LossCount losses_then) const {
   const auto found = lost_at_.find(peer);
-  return found != lost_at_.end() && seen < found->second;
+  return found != lost_at_.end() && losses_then < found->second;
 }
 
-bool RRefTable::isOfLostLife(Rank peer, Seen seen) const {
-  if (seen == now()) return false;  // nobody was lost since
+bool RRefTable::isOfLostLife(Rank peer, LossCount losses_then) const {
+  if (losses_then == lossCount()) return false;  // nobody was lost since
   const std::lock_guard lock(mutex_);
-  return ofLostLife(peer, seen);
+  return ofLostLife(peer, losses_then);
 }
 
 bool RRefTable::isDead(const Claim& claim) const {
   const auto found = dead_.find(claim);
-  // A worker that came back counts its ids from 0 again; ids of its former life do not count.
+  // Those of its creator's former life do not count: its next life may make the same id.
   return found != dead_.end() && !ofLostLife(claim.fork.created_on, found->second);
 }
 
@@ -68,34 +68,34 @@ ForkTable::Dropped RRefTable::put(const Claim& claim, const Entry& entry) {
   return removeUnclaimed(former);
 }
 
-void RRefTable::onForkRequest(const ForkIds& ids, Rank holder, Seen seen) {
+void RRefTable::onForkRequest(const ForkIds& ids, Rank holder, LossCount losses_then) {
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
   const Claim claim{ids.fork, holder};
   const auto known = forks_.find(claim);
-  const bool repeated = known != forks_.end() && !ofLostLife(holder, known->second.seen);
-  if (repeated || isDead(claim) || ofLostLife(holder, seen)) {
+  const bool repeated = known != forks_.end() && !ofLostLife(holder, known->second.losses_then);
+  if (repeated || isDead(claim) || ofLostLife(holder, losses_then)) {
     ++counts_.repeats;
     return;
   }
   // One that is claimed torch has, or the call that claims it is about to add it.
   const bool is_new = !isClaimed(ids);
-  dropped = put(claim, {ids.value, seen, Clock::now(), true});
+  dropped = put(claim, {ids.value, losses_then, Clock::now(), true});
   if (is_new) table_.addFork(ids);
 }
 
-void RRefTable::onRemoteCall(const ForkIds& ids, Rank holder, Seen seen) {
+void RRefTable::onRemoteCall(const ForkIds& ids, Rank holder, LossCount losses_then) {
   if (ids.value == ids.fork) return;  // a call to itself: torch ends that fork when it is done
   ForkTable::Dropped dropped;
   ForkTable::Dropped former;
   const std::lock_guard lock(mutex_);
   dropped = removeAnyway(ids);
   const Claim claim{ids.fork, holder};
-  if (!isDead(claim) && !ofLostLife(holder, seen))
-    former = put(claim, {ids.value, seen, Clock::now(), true});
+  if (!isDead(claim) && !ofLostLife(holder, losses_then))
+    former = put(claim, {ids.value, losses_then, Clock::now(), true});
 }
 
-void RRefTable::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
+void RRefTable::onRemoteResult(const ForkIds& ids, Rank holder, LossCount losses_then) {
   if (ids.value == ids.fork) return;  // a call to itself, as above
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
@@ -103,11 +103,11 @@ void RRefTable::onRemoteResult(const ForkIds& ids, Rank holder, Seen seen) {
   if (isDead(claim)) {
     ++counts_.repeats;
     dropped = removeUnclaimed(ids);
-  } else if (ofLostLife(holder, seen)) {
+  } else if (ofLostLife(holder, losses_then)) {
     counts_.released += forks_.erase(claim);  // if releaseForks() was not there yet
     dropped = removeUnclaimed(ids);
   } else {
-    dropped = put(claim, {ids.value, seen, Clock::now(), false});
+    dropped = put(claim, {ids.value, losses_then, Clock::now(), false});
   }
 }
 
@@ -146,7 +146,7 @@ void RRefTable::onChildAccept(const RRefKey& fork, Rank holder) {
   table_.childSettled(fork);
 }
 
-void RRefTable::onSend(const PickledRRef& rref, Rank to) {
+void RRefTable::beforeSend(const PickledRRef& rref, Rank to) {
   if (to == self_) return;  // torch settles these without a message
   ForkTable::Dropped dropped;
   const std::lock_guard lock(mutex_);
@@ -183,14 +183,14 @@ std::size_t RRefTable::releaseForks(Rank peer) {
     const std::lock_guard lock(mutex_);
     for (auto entry = forks_.begin(); entry != forks_.end();) {
       const auto claim = entry++;
-      if (claim->first.holder != peer || !ofLostLife(peer, claim->second.seen)) continue;
+      if (claim->first.holder != peer || !ofLostLife(peer, claim->second.losses_then)) continue;
       const ForkIds ids{claim->second.value, claim->first.fork};
       forks_.erase(claim);
       if (auto value = removeUnclaimed(ids)) dropped.push_back(std::move(value));
       ++released;
     }
     std::erase_if(children_, [&](const auto& child) {
-      if (child.second.to != peer || !ofLostLife(peer, child.second.seen)) return false;
+      if (child.second.to != peer || !ofLostLife(peer, child.second.losses_then)) return false;
       settled.push_back(child.first);
       return true;
     });

@@ -10,8 +10,8 @@
 // - Whoever holds the key may name any ids. So a fork is held by each worker that says so, and goes
 //   from torch's table when all of them have ended it: none ends what another holds.
 // - releaseForks() releases the forks of a lost peer; messages and requests of its lost life add
-//   none afterwards. A `Seen` number, taken when a message arrives, is smaller than that of the
-//   peer's last loss exactly if the message is of a former life.
+//   none afterwards. The count of losses when a message comes is smaller than the peer's last loss
+//   exactly if the message is of a former life.
 //
 // The table knows no torch: it tells a ForkTable what to do.
 //
@@ -49,7 +49,7 @@ class ForkTable {
 class RRefTable {
  public:
   using Clock = std::chrono::steady_clock;
-  using Seen = std::uint64_t;
+  using LossCount = std::uint64_t;
 
   struct Holding {
     ForkIds ids;
@@ -63,19 +63,20 @@ class RRefTable {
 
   RRefTable(ForkTable& table, Rank self) : table_(table), self_(self) {}
 
-  // Take it on the loop thread when a message arrives, and give it to the members below.
-  Seen now() const noexcept { return losses_.load(std::memory_order_acquire); }
+  // How many losses of peers there were. Take it on the loop thread when a message comes, and give
+  // it to the members below as `losses_then`.
+  LossCount lossCount() const noexcept { return losses_.load(std::memory_order_acquire); }
 
-  // Whether a message that came at `seen` is of a life of `peer` that is lost.
-  bool isOfLostLife(Rank peer, Seen seen) const;
+  // Whether a message that came then is of a life of `peer` that is lost.
+  bool isOfLostLife(Rank peer, LossCount losses_then) const;
 
   // RREF_FORK_REQUEST came from `holder`.
-  void onForkRequest(const ForkIds& ids, Rank holder, Seen seen);
+  void onForkRequest(const ForkIds& ids, Rank holder, LossCount losses_then);
   // A remote call of `holder` is about to make a value here. Until it adds its fork, torch does not
   // have that (it would throw), whoever says that it holds it.
-  void onRemoteCall(const ForkIds& ids, Rank holder, Seen seen);
+  void onRemoteCall(const ForkIds& ids, Rank holder, LossCount losses_then);
   // It made the value; torch has added its fork already.
-  void onRemoteResult(const ForkIds& ids, Rank holder, Seen seen);
+  void onRemoteResult(const ForkIds& ids, Rank holder, LossCount losses_then);
   // It failed.
   void onRemoteFailure(const ForkIds& ids);
   // RREF_USER_DELETE came from `holder`.
@@ -85,7 +86,7 @@ class RRefTable {
 
   // An RRef goes to `to` inside a message, and torch has noted it. Call it before the message is
   // sent, and undoSend() when the message could not be sent.
-  void onSend(const PickledRRef& rref, Rank to);
+  void beforeSend(const PickledRRef& rref, Rank to);
   void undoSend(const PickledRRef& rref);
 
   // The peer is lost: its earlier messages are void from now on. Short; the loop thread may call
@@ -111,16 +112,16 @@ class RRefTable {
   };
   struct Entry {
     RRefKey value;
-    Seen seen = 0;
+    LossCount losses_then = 0;
     Clock::time_point since{};
     bool comes_again = false;  // a fork request may, and so does a call, with its result
   };
   struct Child {
     Rank to = -1;
-    Seen seen = 0;
+    LossCount losses_then = 0;
   };
 
-  bool ofLostLife(Rank peer, Seen seen) const;
+  bool ofLostLife(Rank peer, LossCount losses_then) const;
   bool isDead(const Claim& claim) const;
   void markDead(const Claim& claim);
   bool isClaimed(const ForkIds& ids) const;
@@ -131,13 +132,13 @@ class RRefTable {
 
   ForkTable& table_;
   const Rank self_;
-  std::atomic<Seen> losses_{0};
+  std::atomic<LossCount> losses_{0};
 
   mutable std::mutex mutex_;
   std::map<Claim, Entry> forks_;
   std::unordered_map<RRefKey, Child, RRefKeyHash> children_;
-  std::unordered_map<Rank, Seen> lost_at_;  // the number of its last loss
-  std::map<Claim, Seen> dead_;              // those that ended, and when
+  std::unordered_map<Rank, LossCount> lost_at_;  // the number of its last loss
+  std::map<Claim, LossCount> dead_;              // those that ended, and when
   std::deque<Claim> dead_order_;
   std::unordered_map<RRefKey, Clock::time_point, RRefKeyHash> users_;
   Counts counts_;

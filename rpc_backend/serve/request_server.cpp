@@ -66,8 +66,8 @@ bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
     const auto type = static_cast<MessageType>(in.type());
     if (const auto why = refusal(policy, type, in.payload(), from)) {
       responder_.refuseByPolicy(from, in.callId(), {}, *why);
-    } else if (RRefLifecycle::isControl(type)) {
-      serveRRefMessage(from, in, rrefs_.lifecycle().now());
+    } else if (RRefLifecycle::isRRefMessage(type)) {
+      serveRRefMessage(from, in, rrefs_.lifecycle().lossCount());
     } else {
       const MessagePtr answer = runQuick(*in.finish(distrustsPeers(policy)));
       context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -80,11 +80,11 @@ bool RequestServer::serveIfQuick(worker_id_t from, IncomingMessage& in) {
 }
 
 void RequestServer::serveRRefMessage(worker_id_t from, const IncomingMessage& in,
-                                     RRefLifecycle::Seen seen) {
+                                     RRefLifecycle::LossCount losses_then) {
   // torch, which may read it all the same, asks nobody whose the RRef is.
-  TORCH_CHECK(
-      rrefs_.lifecycle().serve(static_cast<MessageType>(in.type()), in.payload(), from, seen),
-      "the request is malformed: it names no RRef");
+  TORCH_CHECK(rrefs_.lifecycle().serve(static_cast<MessageType>(in.type()), in.payload(), from,
+                                       losses_then),
+              "the request is malformed: it names no RRef");
   context_.metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
   responder_.send(from, in.callId(), RRefLifecycle::ack());
 }
@@ -92,7 +92,7 @@ void RequestServer::serveRRefMessage(worker_id_t from, const IncomingMessage& in
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
   if (serveIfQuick(from, *in)) return;
   Peer& peer = peers_[from];
-  const Caller caller{from, in->callId(), rrefs_.lifecycle().now(), peer.order,
+  const Caller caller{from, in->callId(), rrefs_.lifecycle().lossCount(), peer.order,
                       CallRecorder::get().now()};
   try {
     auto call = std::make_shared<InflightRequest>(caller, peer.held, std::move(in));
@@ -144,8 +144,8 @@ void RequestServer::onOwnRequest(std::uint64_t id, FuturePtr request, Clock::tim
   }
   context_.workers.run([this, alive = context_.keepAlive(), id, request = std::move(request),
                         call = std::move(call), arrived = CallRecorder::get().now()] {
-    serveOwn({context_.rank, id, rrefs_.lifecycle().now(), responder_.ownOrder(), arrived}, request,
-             *call);
+    serveOwn({context_.rank, id, rrefs_.lifecycle().lossCount(), responder_.ownOrder(), arrived},
+             request, *call);
   });
 }
 
@@ -173,8 +173,8 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const Reque
     const auto type = static_cast<MessageType>(in.type());
     const auto& payload = in.payload();
     // The caller was told that the call failed, and may have called again.
-    const bool failed = rrefs_.lifecycle().isOfLostLife(caller.from, caller.seen) &&
-                        !group_.lossOf(caller.from) && !RRefLifecycle::isControl(type);
+    const bool failed = rrefs_.lifecycle().isOfLostLife(caller.from, caller.losses_then) &&
+                        !group_.lossOf(caller.from) && !RRefLifecycle::isRRefMessage(type);
     if (failed) {
       logDebug("a request from before the loss of " + group_.describe(caller.from) + " is not run");
     } else if (const auto why =
@@ -182,8 +182,8 @@ void RequestServer::serve(const Caller& caller, IncomingMessage& in, const Reque
       responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
     } else if (request->isCancelled() && mayBeDropped(innermost(type, payload).type)) {
       responder_.drop(caller.from, payload);
-    } else if (RRefLifecycle::isControl(type)) {
-      serveRRefMessage(caller.from, in, caller.seen);
+    } else if (RRefLifecycle::isRRefMessage(type)) {
+      serveRRefMessage(caller.from, in, caller.losses_then);
     } else {
       runRequest(caller, in, request);
     }
@@ -196,10 +196,11 @@ void RequestServer::runRequest(Caller caller, IncomingMessage& in, const Request
   const auto type = static_cast<MessageType>(in.type());
   // Read before finish() takes the payload.
   const Innermost asked = innermost(type, in.payload());
-  const auto fetched = waitsInTorch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
+  const auto fetched = isFetch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
   const bool distrusts = distrustsPeers(context_.options.request_policy);
   if (createsRRef(asked.type)) {
-    caller.created = rrefs_.lifecycle().onRemoteCall(asked.payload, caller.from, caller.seen);
+    caller.created =
+        rrefs_.lifecycle().onRemoteCall(asked.payload, caller.from, caller.losses_then);
     if (distrusts && !caller.created) {
       return responder_.refuseByPolicy(caller.from, caller.id, in.payload(),
                                        "the RRef that it creates is not its own");

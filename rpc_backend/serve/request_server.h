@@ -69,7 +69,8 @@ class RequestServer {
   // Loop thread: serves it at once. False: it is not quick.
   bool serveIfQuick(worker_id_t from, IncomingMessage& in);
   // Any thread. Throws if it is malformed.
-  void serveRRefMessage(worker_id_t from, const IncomingMessage& in, RRefLifecycle::Seen seen);
+  void serveRRefMessage(worker_id_t from, const IncomingMessage& in,
+                        RRefLifecycle::LossCount losses_then);
   void serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request now if it has not begun, because its turn may be far off.
   void dropWaiting(const std::shared_ptr<CallContext>& context);

@@ -69,7 +69,7 @@ void Responder::drop(worker_id_t from, std::span<const char> payload) {
 
 void Responder::respond(const Caller& caller, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, seen, order, arrived, record, created, request] = caller;
+  const auto& [to, id, losses_then, order, arrived, record, created, request] = caller;
   CallRecorder::get().served(record, result.hasError());
   // With the answer the peer may bring the next ones.
   if (request != nullptr) request->gradients().reset();
@@ -85,9 +85,9 @@ void Responder::respond(const Caller& caller, JitFuture& result,
       if (message->type() == MessageType::EXCEPTION)
         message = failure({message->payload().begin(), message->payload().end()}, id);
     }
-    rrefs_.lifecycle().onAnswer(*message, to, seen, created);
+    rrefs_.lifecycle().beforeAnswer(*message, to, losses_then, created);
     // A new life of the worker did not ask.
-    if (!rrefs_.lifecycle().isOfLostLife(to, seen)) send(to, id, message);
+    if (!rrefs_.lifecycle().isOfLostLife(to, losses_then)) send(to, id, message);
   } catch (const std::exception& error) {
     // The result cannot be sent (a device without a map, say), so the caller is told why.
     fail(to, id, error.what());
@@ -104,7 +104,7 @@ void Responder::fail(worker_id_t to, std::uint64_t id, const std::string& text) 
 
 void Responder::send(worker_id_t to, std::uint64_t id, const MessagePtr& message) {
   RRefLifecycle& rrefs = rrefs_.lifecycle();
-  const RRefLifecycle::Carried carried = rrefs.onSend(*message, to);
+  const RRefLifecycle::Carried carried = rrefs.beforeSend(*message, to);
   if (to == context_.rank) {
     const DeviceMap back = group_.answerMap(context_.name);
     const auto copy = copyForSelf(*message, back, context_.name);

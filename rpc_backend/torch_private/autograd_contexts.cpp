@@ -26,7 +26,7 @@ bool isHere(std::int64_t context) try {
   return false;
 }
 
-std::shared_ptr<void> contextOf(const Message& gradients) try {
+std::shared_ptr<void> keepAlive(const Message& gradients) try {
   const auto request = PropagateGradientsReq::fromMessage(gradients);
   return DistAutogradContainer::getInstance().retrieveContext(
       request->getAutogradMetadata().autogradContextId);

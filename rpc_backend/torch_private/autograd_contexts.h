@@ -18,9 +18,9 @@ inline worker_id_t creatorOf(std::int64_t context) noexcept {
   return static_cast<worker_id_t>(context >> 48);
 }
 bool isHere(std::int64_t context);
-// What keeps the context alive whose gradients a BACKWARD_AUTOGRAD_REQ brings to another worker;
-// null: it is not here.
-std::shared_ptr<void> contextOf(const Message& gradients);
+// Keeps the context alive whose gradients a BACKWARD_AUTOGRAD_REQ brings to another worker, until
+// the result goes; null: it is not here.
+std::shared_ptr<void> keepAlive(const Message& gradients);
 // Ids of the contexts of distributed autograd here that this worker has begun. Not on the loop
 // thread: torch drops graphs with its locks held, which may need the GIL.
 std::vector<std::int64_t> begunBy(worker_id_t worker);

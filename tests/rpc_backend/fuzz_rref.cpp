@@ -86,28 +86,30 @@ bool holds(const RRefTable& table, const ForkIds& ids, Rank peer) {
 
 void act(FuzzInput& input, Torch& torch, RRefTable& table, int& next) {
   const Rank peer = 1 + static_cast<Rank>(input.below(kPeers - 1));
-  const RRefTable::Seen now = table.now();
-  const RRefTable::Seen seen = now - std::min<RRefTable::Seen>(now, input.below(3));
+  const RRefTable::LossCount now = table.lossCount();
+  const RRefTable::LossCount losses_then =
+      now - std::min<RRefTable::LossCount>(now, input.below(3));
   switch (input.below(10)) {
     case 0:
     case 1:
-      if (const auto ids = readForkIds(payload(input, 4))) table.onForkRequest(*ids, peer, seen);
+      if (const auto ids = readForkIds(payload(input, 4)))
+        table.onForkRequest(*ids, peer, losses_then);
       return;
     case 2:
       if (const auto ids = readCreatedIds(payload(input, 4))) {
-        table.onRemoteCall(*ids, peer, seen);
+        table.onRemoteCall(*ids, peer, losses_then);
         if (ids->value == ids->fork) return;
         require(!torch.forks.contains(*ids));  // torch would throw
         if (input.oneIn(4)) return table.onRemoteFailure(*ids);
         torch.addFork(*ids);
-        table.onRemoteResult(*ids, peer, seen);
+        table.onRemoteResult(*ids, peer, losses_then);
       }
       return;
     case 3:
       if (const auto ids = readForkIds(payload(input, 4))) {
         table.onUserDelete(*ids, peer);
         require(!holds(table, *ids, peer));
-        table.onForkRequest(*ids, peer, RRefTable::Seen{0});
+        table.onForkRequest(*ids, peer, RRefTable::LossCount{0});
       }
       return;
     case 4:
@@ -121,7 +123,7 @@ void act(FuzzInput& input, Torch& torch, RRefTable& table, int& next) {
         require(rref.parent == kSelf && rref.owner >= 0);
         rref.ids.fork.local_id = 1'000'000 + next++;  // torch counts
         if (rref.owner == kSelf) torch.addFork(rref.ids);
-        table.onSend(rref, peer);
+        table.beforeSend(rref, peer);
         if (input.oneIn(4)) table.undoSend(rref);
       }
       return;

@@ -38,29 +38,29 @@ struct RRefTableTest : ::testing::Test {
 };
 
 TEST_F(RRefTableTest, ARepeatedForkRequestAfterTheDeletionAddsNothing) {
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   EXPECT_EQ(table.forks.size(), 1U);
   rrefs.onUserDelete(kIds, 1);
   rrefs.onUserDelete(kIds, 1);
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   EXPECT_TRUE(table.forks.empty());
   EXPECT_EQ(rrefs.counts().repeats, 3U);
 }
 
 TEST_F(RRefTableTest, ADeletionThatOvertakesItsForkIsRemembered) {
   rrefs.onUserDelete(kIds, 1);
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   EXPECT_TRUE(table.forks.empty());
   const ForkIds other{{1, 20}, {1, 21}};
   rrefs.onUserDelete(other, 1);
   table.addFork(other);  // torch, when the function is done
-  rrefs.onRemoteResult(other, 1, rrefs.now());
+  rrefs.onRemoteResult(other, 1, rrefs.lossCount());
   EXPECT_TRUE(table.forks.empty());
 }
 
 TEST_F(RRefTableTest, ALostPeersForksGoAndDoNotComeBack) {
-  const auto before = rrefs.now();
+  const auto before = rrefs.lossCount();
   rrefs.onForkRequest(kIds, 1, before);
   const ForkIds of_two{{1, 10}, {1, 12}};
   rrefs.onForkRequest(of_two, 2, before);
@@ -77,27 +77,27 @@ TEST_F(RRefTableTest, ALostPeersForksGoAndDoNotComeBack) {
 }
 
 TEST_F(RRefTableTest, TheNextLifeOfAPeerIsHeard) {
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete(kIds, 1);
   rrefs.lose(1);
   // It counts its ids from 0 again, so this is another fork.
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   EXPECT_EQ(table.forks.size(), 1U);
   rrefs.releaseForks(1);
   EXPECT_EQ(table.forks.size(), 1U);
 }
 
 TEST_F(RRefTableTest, ANextLifesForkOfTheSameIdDoesNotKeepAFormerLifesValue) {
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   rrefs.lose(1);
   // Its first messages are served before the former life's forks are released.
   const ForkIds next{{1, 12}, kIds.fork};
-  rrefs.onForkRequest(next, 1, rrefs.now());
+  rrefs.onForkRequest(next, 1, rrefs.lossCount());
   EXPECT_EQ(table.forks, (std::set<ForkIds>{next}));
   const ForkIds result{{1, 13}, kIds.fork};
   rrefs.lose(1);
   table.addFork(result);
-  rrefs.onRemoteResult(result, 1, rrefs.now());
+  rrefs.onRemoteResult(result, 1, rrefs.lossCount());
   EXPECT_EQ(table.forks, (std::set<ForkIds>{result}));
   rrefs.lose(1);
   rrefs.releaseForks(1);
@@ -105,7 +105,7 @@ TEST_F(RRefTableTest, ANextLifesForkOfTheSameIdDoesNotKeepAFormerLifesValue) {
 }
 
 TEST_F(RRefTableTest, ADeletionThatNamesAnotherValueEndsNoFork) {
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete({{1, 12}, kIds.fork}, 1);
   EXPECT_EQ(table.forks.size(), 1U);
   rrefs.lose(1);
@@ -116,13 +116,13 @@ TEST_F(RRefTableTest, ADeletionThatNamesAnotherValueEndsNoFork) {
 // Ids can be guessed: who does not hold a fork may name it all the same.
 
 TEST_F(RRefTableTest, NobodyEndsAForkThatAnotherHolds) {
-  rrefs.onForkRequest(kIds, 1, rrefs.now());
+  rrefs.onForkRequest(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete(kIds, 3);
   EXPECT_TRUE(table.forks.contains(kIds));
-  rrefs.onForkRequest(kIds, 3, rrefs.now());  // remembered: its own deletion came first
+  rrefs.onForkRequest(kIds, 3, rrefs.lossCount());  // remembered: its own deletion came first
   const ForkIds other{{1, 10}, {1, 12}};
-  rrefs.onForkRequest(other, 3, rrefs.now());  // before the one who is to have it
-  rrefs.onForkRequest(other, 2, rrefs.now());
+  rrefs.onForkRequest(other, 3, rrefs.lossCount());  // before the one who is to have it
+  rrefs.onForkRequest(other, 2, rrefs.lossCount());
   rrefs.onUserDelete(other, 3);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{kIds, other}));
   rrefs.onUserDelete(kIds, 1);
@@ -132,25 +132,25 @@ TEST_F(RRefTableTest, NobodyEndsAForkThatAnotherHolds) {
 
 TEST_F(RRefTableTest, ADeletionByAnotherThatComesFirstEndsNothing) {
   rrefs.onUserDelete(kIds, 3);
-  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  rrefs.onRemoteCall(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete(kIds, 3);
   table.addFork(kIds);  // torch, when the function is done
   rrefs.onUserDelete(kIds, 3);
-  rrefs.onRemoteResult(kIds, 1, rrefs.now());
+  rrefs.onRemoteResult(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete(kIds, 3);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{kIds}));
 }
 
 // Torch throws when it is to add a fork that it has.
 TEST_F(RRefTableTest, ACallFindsTheForkThatItIsToMakeFree) {
-  rrefs.onForkRequest(kIds, 3, rrefs.now());
+  rrefs.onForkRequest(kIds, 3, rrefs.lossCount());
   EXPECT_TRUE(table.forks.contains(kIds));
-  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  rrefs.onRemoteCall(kIds, 1, rrefs.lossCount());
   EXPECT_TRUE(table.forks.empty());
-  rrefs.onForkRequest(kIds, 2, rrefs.now());
+  rrefs.onForkRequest(kIds, 2, rrefs.lossCount());
   EXPECT_TRUE(table.forks.empty());
   table.addFork(kIds);
-  rrefs.onRemoteResult(kIds, 1, rrefs.now());
+  rrefs.onRemoteResult(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete(kIds, 3);
   rrefs.onUserDelete(kIds, 2);
   EXPECT_EQ(table.forks, (std::set<ForkIds>{kIds}));
@@ -159,17 +159,17 @@ TEST_F(RRefTableTest, ACallFindsTheForkThatItIsToMakeFree) {
 }
 
 TEST_F(RRefTableTest, ADeletionWhileTheCallRunsIsRemembered) {
-  rrefs.onRemoteCall(kIds, 1, rrefs.now());
+  rrefs.onRemoteCall(kIds, 1, rrefs.lossCount());
   rrefs.onUserDelete(kIds, 1);
   table.addFork(kIds);
-  rrefs.onRemoteResult(kIds, 1, rrefs.now());
+  rrefs.onRemoteResult(kIds, 1, rrefs.lossCount());
   EXPECT_TRUE(table.forks.empty());
   EXPECT_TRUE(rrefs.holdings().empty());
 }
 
 TEST_F(RRefTableTest, ACallOfALostPeerIsReleasedOnce) {
   const ForkIds other{{1, 20}, {1, 21}};
-  const auto before = rrefs.now();
+  const auto before = rrefs.lossCount();
   rrefs.onRemoteCall(kIds, 1, before);
   rrefs.onRemoteCall(other, 1, before);
   rrefs.lose(1);
@@ -183,8 +183,8 @@ TEST_F(RRefTableTest, ACallOfALostPeerIsReleasedOnce) {
 }
 
 TEST_F(RRefTableTest, NothingIsKeptOfACallThatFails) {
-  rrefs.onRemoteCall(kIds, 1, rrefs.now());
-  rrefs.onForkRequest(kIds, 3, rrefs.now());
+  rrefs.onRemoteCall(kIds, 1, rrefs.lossCount());
+  rrefs.onForkRequest(kIds, 3, rrefs.lossCount());
   rrefs.onRemoteFailure(kIds);
   EXPECT_TRUE(rrefs.holdings().empty());
   EXPECT_TRUE(table.forks.empty());
@@ -193,7 +193,7 @@ TEST_F(RRefTableTest, NothingIsKeptOfACallThatFails) {
 TEST_F(RRefTableTest, OnlyWhoGotAChildAcceptsIt) {
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
   rrefs.onChildAccept(child.ids.fork, 3);
-  rrefs.onSend(child, 3);
+  rrefs.beforeSend(child, 3);
   rrefs.onChildAccept(child.ids.fork, 1);
   EXPECT_FALSE(table.settled.contains(child.ids.fork));
   rrefs.onChildAccept(child.ids.fork, 3);
@@ -203,7 +203,7 @@ TEST_F(RRefTableTest, OnlyWhoGotAChildAcceptsIt) {
 TEST_F(RRefTableTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);
-  rrefs.onSend(own, 3);
+  rrefs.beforeSend(own, 3);
   ASSERT_EQ(rrefs.holdings().size(), 1U);
   EXPECT_EQ(rrefs.holdings()[0].holder, 3);
   rrefs.lose(3);
@@ -214,18 +214,18 @@ TEST_F(RRefTableTest, WhatTheOwnerSendsIsHeldByWhoGetsIt) {
 TEST_F(RRefTableTest, WhatCouldNotBeSentIsUndone) {
   const PickledRRef own{kSelf, {{kSelf, 1}, {kSelf, 2}}, kSelf};
   table.addFork(own.ids);
-  rrefs.onSend(own, 3);
+  rrefs.beforeSend(own, 3);
   rrefs.undoSend(own);
   EXPECT_TRUE(table.forks.empty());
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
-  rrefs.onSend(child, 3);
+  rrefs.beforeSend(child, 3);
   rrefs.undoSend(child);
   EXPECT_TRUE(table.settled.contains(child.ids.fork));
 }
 
 TEST_F(RRefTableTest, AChildOfALostPeerIsSettled) {
   const PickledRRef child{2, {{2, 1}, {kSelf, 3}}, kSelf};
-  rrefs.onSend(child, 3);
+  rrefs.beforeSend(child, 3);
   rrefs.lose(3);
   rrefs.releaseForks(3);
   EXPECT_TRUE(table.settled.contains(child.ids.fork));
@@ -238,7 +238,7 @@ TEST_F(RRefTableTest, ManyThreads) {
     threads.emplace_back([this, holder] {
       for (std::int64_t i = 0; i < kForks; ++i) {
         const ForkIds ids{{kSelf, i}, {holder, i}};
-        rrefs.onForkRequest(ids, holder, rrefs.now());
+        rrefs.onForkRequest(ids, holder, rrefs.lossCount());
         if (i % 2 == 0) rrefs.onUserDelete(ids, holder);
         if (i % 500 == 499 && holder == 4) {
           rrefs.lose(holder);

@@ -14,14 +14,13 @@ T take(std::vector<T>& from, std::size_t index) {
   return taken;
 }
 
-bool isControl(Kind kind) {
+bool isRRefMessage(Kind kind) {
   return kind == Kind::kForkRequest || kind == Kind::kUserDelete || kind == Kind::kChildAccept;
 }
 
 }  // namespace
 
-// A worker that came back counts from 0 in truth; here each life has ids of its own, because
-// torch's tables mix up values of two lives (docs/guide/rref.md, limits).
+// Each life has ids of its own, as startIdsAnew() sees to it.
 Worker::Worker(World& world, Rank own_rank, int own_life)
     : rank(own_rank),
       life(own_life),
@@ -34,12 +33,12 @@ RRefKey Worker::newId() { return {rank, next_id_++}; }
 void Worker::send(Kind kind, Rank to, const PickledRRef& rref, int owner_life) {
   const Packet packet{kind, rank, life, to, rref, owner_life, 0};
   if (lost.contains(to)) {
-    if (isControl(kind)) acknowledged(packet);  // WeftAgent::nothingLeftToSay
+    if (isRRefMessage(kind)) acknowledged(packet);  // RRefService::isMoot
     return;
   }
   world_.network.push_back(packet);
   // torch sends it again when the answer is late.
-  while (isControl(kind) && world_.chance(20))
+  while (isRRefMessage(kind) && world_.chance(20))
     world_.network.push_back(packet);
 }
 
@@ -51,7 +50,7 @@ void Worker::create(Rank owner) {
 }
 
 void Worker::carry(const PickledRRef& rref, int owner_life, Rank to) {
-  table.onSend(rref, to);
+  table.beforeSend(rref, to);
   if (lost.contains(to)) {
     table.undoSend(rref);
   } else {
@@ -136,7 +135,7 @@ void Worker::process(const Packet& packet) {
   const PickledRRef& rref = packet.rref;
   switch (packet.kind) {
     case Kind::kRemoteCall:
-      table.onRemoteCall(rref.ids, packet.from, packet.seen);
+      table.onRemoteCall(rref.ids, packet.from, packet.losses_then);
       running.push_back(packet);
       break;
     case Kind::kRemoteResult:
@@ -154,7 +153,7 @@ void Worker::process(const Packet& packet) {
       }
       break;
     case Kind::kForkRequest:
-      table.onForkRequest(rref.ids, packet.from, packet.seen);
+      table.onForkRequest(rref.ids, packet.from, packet.losses_then);
       send(Kind::kForkRequestAck, packet.from, rref, packet.owner_life);
       break;
     case Kind::kForkRequestAck: {
@@ -174,7 +173,7 @@ void Worker::process(const Packet& packet) {
 
 void Worker::finish(const Packet& call) {
   addFork(call.rref.ids);  // torch does, before it answers
-  table.onRemoteResult(call.rref.ids, call.from, call.seen);
+  table.onRemoteResult(call.rref.ids, call.from, call.losses_then);
   send(Kind::kRemoteResult, call.from, call.rref, call.owner_life);
 }
 
@@ -182,7 +181,7 @@ void Worker::notice(Rank peer) {
   table.lose(peer);
   lost.insert(peer);
   to_reap.insert(peer);
-  // What waits for its answer has it, or never will: WeftAgent::failCall, settleUsersOf.
+  // What waits for its answer has it, or never will: CallCompleter::fail, settleUsersOf.
   std::vector<Packet> pending;
   for (const auto& reference : references) {
     if (reference->rref.owner == peer && !reference->confirmed) {
@@ -242,7 +241,7 @@ bool World::deliver() {
       (to->lost.contains(packet.from) || worker(packet.from) != nullptr || chance(30))) {
     return true;
   }
-  packet.seen = to->table.now();
+  packet.losses_then = to->table.lossCount();
   to->arrived.push_back(packet);
   return true;
 }

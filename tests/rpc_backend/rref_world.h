@@ -32,8 +32,8 @@ struct Packet {
   int from_life = 0;
   Rank to = -1;
   PickledRRef rref;
-  int owner_life = 0;        // of the value
-  RRefTable::Seen seen = 0;  // set when it arrives
+  int owner_life = 0;                    // of the value
+  RRefTable::LossCount losses_then = 0;  // set when it arrives
 };
 
 // A reference that a worker holds (torch's UserRRef).
