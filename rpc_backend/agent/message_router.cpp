@@ -204,6 +204,7 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
   group_.noteLoss(peer, loss.reason);
   sender_.devices().onPeerLost(peer);
   rrefs_.onPeerLost(peer);
+  server_.contexts().onPeerLost(peer);
   if (!context_.closing && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
   }

@@ -2,7 +2,7 @@
 // those that are held for its caller.
 //
 // Threads: any. The loop thread makes it; a worker takes its message to run it, or the loop thread
-// takes it to drop it. Ownership: `held` and the caller's order outlive it.
+// takes it to drop it. Ownership: `held` and the source's order outlive it.
 #pragma once
 
 #include <atomic>
@@ -23,26 +23,21 @@ namespace weft::rpc {
 // take more memory than they have bytes.
 inline constexpr std::uint64_t kRequestCost = 1024;
 
-class InflightRequest;
-
-// Who made a request, and what the server knows about it.
-struct Caller {
+// Which request it is, and what is known when it comes.
+struct RequestSource {
   worker_id_t from;
   std::uint64_t id;
   RRefLifecycle::LossCount losses_then;  // which life of that worker asks
   CallOrder& order;
-  std::int64_t arrived;                           // CallRecorder::now()
-  CallRecorder::Entry record = std::nullopt;      // set when it runs
-  std::optional<ForkIds> created = std::nullopt;  // likewise: the reference that it is to create
-  std::shared_ptr<InflightRequest> request = nullptr;  // likewise: it counts until it is answered
+  std::int64_t arrived;  // CallRecorder::now()
 };
 
 class InflightRequest : public CallContext {
  public:
-  InflightRequest(const Caller& caller, std::atomic<std::uint64_t>& held,
+  InflightRequest(const RequestSource& source, std::atomic<std::uint64_t>& held,
                   std::shared_ptr<IncomingMessage> message)
       : CallContext(message->deadline()),
-        caller_(caller),
+        source_(source),
         type_(static_cast<MessageType>(message->type())),
         message_(std::move(message)),
         held_(held),
@@ -53,7 +48,7 @@ class InflightRequest : public CallContext {
   InflightRequest(const InflightRequest&) = delete;
   InflightRequest& operator=(const InflightRequest&) = delete;
 
-  const Caller& caller() const noexcept { return caller_; }
+  const RequestSource& source() const noexcept { return source_; }
   MessageType type() const noexcept { return type_; }
   // The message for whichever comes first, a worker or the loop thread that drops it; null for the
   // other.
@@ -61,7 +56,7 @@ class InflightRequest : public CallContext {
     return taken_.exchange(true, std::memory_order_relaxed) ? nullptr : std::move(message_);
   }
   // What lives as long as the request because of the gradients that it brings
-  // (RRefService::takeGradients). For the thread that runs it, then the one that answers it.
+  // (PeerContexts::takeGradients). For the thread that runs it, then the one that answers it.
   std::shared_ptr<void>& gradients() noexcept { return gradients_; }
   // The message was taken and destroyed; the request itself still waits for a worker.
   void forgetMessage() {
@@ -69,13 +64,22 @@ class InflightRequest : public CallContext {
   }
 
  private:
-  const Caller caller_;
+  const RequestSource source_;
   const MessageType type_;
   std::atomic<bool> taken_{false};
   std::shared_ptr<IncomingMessage> message_;
   std::atomic<std::uint64_t>& held_;
   std::uint64_t bytes_;
   std::shared_ptr<void> gradients_;
+};
+
+// A request that runs, or has run and is not answered.
+struct RunningRequest {
+  RequestSource source;
+  CallRecorder::Entry record = std::nullopt;
+  std::optional<ForkIds> created = std::nullopt;  // the reference that it is to create
+  // It counts as long as this lives. Null: it is this worker's own.
+  std::shared_ptr<InflightRequest> inflight = nullptr;
 };
 
 }  // namespace weft::rpc

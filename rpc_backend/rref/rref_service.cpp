@@ -68,7 +68,6 @@ void RRefService::onPeerLost(worker_id_t peer) {
     // A successor's numbers begin elsewhere.
     const std::lock_guard lock(mutex_);
     first_ids_.erase(peer);
-    brought_.erase(peer);
   }
   // Now, because messages after the peer's return are not of its former life.
   context_.dropElsewhere(orphans_.onPeerLost(peer));
@@ -178,33 +177,6 @@ void RRefService::failIfLost(const RRefKey& value) {
   if (group_.lossOf(creator)) return cleanUpAfter(creator);
   const auto first = firstIdOf(creator);
   if (first && value.local_id < *first) failAwaitedOf(creator, *first);
-}
-
-void RRefService::onContextUsed(worker_id_t from, std::int64_t context) {
-  if (autograd_contexts::creatorOf(context) == from || beganContext(context)) return;
-  const std::lock_guard lock(mutex_);
-  brought_[from].insert(context);
-}
-
-bool RRefService::beganContext(std::int64_t context) const {
-  return autograd_contexts::creatorOf(context) == context_.rank;
-}
-
-bool RRefService::mayEndContext(worker_id_t from, std::int64_t context) {
-  if (autograd_contexts::creatorOf(context) == from) return true;
-  const std::lock_guard lock(mutex_);
-  const auto found = brought_.find(from);
-  return found != brought_.end() && found->second.erase(context) > 0;
-}
-
-std::shared_ptr<void> RRefService::takeGradients(std::int64_t context, std::int64_t message) {
-  const std::pair key(context, message);
-  const std::lock_guard lock(mutex_);
-  if (!taking_gradients_.insert(key).second) return nullptr;
-  return {this, [key, alive = context_.keepAlive()](RRefService* self) {
-            const std::lock_guard own(self->mutex_);
-            self->taking_gradients_.erase(key);
-          }};
 }
 
 void RRefService::warnAboutLeaks(bool ignored) const {

@@ -10,8 +10,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "rpc_backend/codec/message_sender.h"
@@ -61,17 +59,6 @@ class RRefService {
   // A thread of this process is about to wait for a value of its own: the same.
   void onOwnWait(const RRefKey& value);
 
-  // Whether this worker began that context of distributed autograd.
-  bool beganContext(std::int64_t context) const;
-  // A request of `from` is part of that context of distributed autograd.
-  void onContextUsed(worker_id_t from, std::int64_t context);
-  // Whether `from` may end it here: who began it, or who brought it here. Others, whom torch tells
-  // to tell this worker, do so in vain. It is asked once for each end.
-  bool mayEndContext(worker_id_t from, std::int64_t context);
-  // Gradients for what a call brought here, by the ids of its context and of its message, are about
-  // to be taken, until the result goes. Null: others for it are being taken.
-  std::shared_ptr<void> takeGradients(std::int64_t context, std::int64_t message);
-
   // As WeftAgent::failUnfinishedRRefs().
   void failUnfinished();
   // As WeftAgent::warnAboutLeakedRRefs().
@@ -98,9 +85,6 @@ class RRefService {
   // For each peer that came back: the values that it creates here have local ids from this one on.
   std::map<worker_id_t, std::int64_t> first_ids_;
   std::set<worker_id_t> failing_;  // peers for which a completer is about to read that number
-  // The contexts of other workers that each peer has brought here.
-  std::unordered_map<worker_id_t, std::unordered_set<std::int64_t>> brought_;
-  std::set<std::pair<std::int64_t, std::int64_t>> taking_gradients_;
 };
 
 }  // namespace weft::rpc

@@ -26,7 +26,7 @@ class ProfilerCallbacksGuard {
 
 }  // namespace
 
-void RequestRunner::run(Caller caller, const std::function<MessagePtr()>& take) {
+void RequestRunner::run(RunningRequest running, const std::function<MessagePtr()>& take) {
   AgentMetrics& metrics = context_.metrics;
   metrics.server_calls.fetch_add(1, std::memory_order_relaxed);
   metrics.calls_served.fetch_add(1, std::memory_order_relaxed);
@@ -37,8 +37,8 @@ void RequestRunner::run(Caller caller, const std::function<MessagePtr()>& take) 
     const FreshThreadState state;  // ends before the answer is sent, which runs operators, too
     const MessagePtr request = take();
     std::optional<at::RecordFunction> range;
-    show(caller, *request, range);
-    caller.order.follow();
+    show(running, *request, range);
+    running.source.order.follow();
     std::optional<ProfilerCallbacksGuard> profiler;
     if (request->type() == MessageType::RUN_WITH_PROFILING_REQ) profiler.emplace();
     const MessagePtr answer = serveBuiltin(*request, context_.options.request_policy);
@@ -50,25 +50,26 @@ void RequestRunner::run(Caller caller, const std::function<MessagePtr()>& take) 
   // A result on devices is answered from a callback, whose streams wait for those of the result.
   if (result->completed() && result->devices().empty()) {
     metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
-    responder_.respond(caller, *result, streams);
+    responder_.respond(running, *result, streams);
     return;
   }
   metrics.server_async_calls.fetch_add(1, std::memory_order_relaxed);
-  result->addCallback([this, alive = context_.keepAlive(), caller, streams](JitFuture& future) {
+  result->addCallback([this, alive = context_.keepAlive(), running, streams](JitFuture& future) {
     context_.metrics.server_calls.fetch_sub(1, std::memory_order_relaxed);
     context_.metrics.server_async_calls.fetch_sub(1, std::memory_order_relaxed);
-    responder_.respond(caller, future, streams);
+    responder_.respond(running, future, streams);
   });
 }
 
-void RequestRunner::show(Caller& caller, const Message& request,
+void RequestRunner::show(RunningRequest& running, const Message& request,
                          std::optional<at::RecordFunction>& range) const {
   CallRecorder& recorder = CallRecorder::get();
-  caller.record = recorder.serves(caller.id, caller.from, request, caller.arrived);
+  const RequestSource& source = running.source;
+  running.record = recorder.serves(source.id, source.from, request, source.arrived);
   if (!CallRange::wanted()) return;
   const Innermost asked = innermost(request.type(), request.payload());
   constexpr std::int64_t kNsPerUs = 1000;
-  const auto queued = caller.arrived == 0 ? 0 : (recorder.now() - caller.arrived) / kNsPerUs;
+  const auto queued = source.arrived == 0 ? 0 : (recorder.now() - source.arrived) / kNsPerUs;
   CallRange::begin(range, context_.name, functionOf(asked.type, asked.payload),
                    static_cast<std::int64_t>(bytesOf(request)), queued);
 }

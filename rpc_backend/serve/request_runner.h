@@ -22,11 +22,12 @@ class RequestRunner {
       : context_(context), group_(group), responder_(responder), callback_(std::move(callback)) {}
 
   // `take` makes the request's message; it runs on the call's streams.
-  void run(Caller caller, const std::function<MessagePtr()>& take);
+  void run(RunningRequest running, const std::function<MessagePtr()>& take);
 
  private:
   // Shows the request to the flight record and the profiler, if they listen.
-  void show(Caller& caller, const Message& request, std::optional<at::RecordFunction>& range) const;
+  void show(RunningRequest& running, const Message& request,
+            std::optional<at::RecordFunction>& range) const;
 
   AgentContext& context_;
   Group& group_;

@@ -92,46 +92,45 @@ void RequestServer::serveRRefMessage(worker_id_t from, const IncomingMessage& in
 void RequestServer::onRequest(worker_id_t from, std::shared_ptr<IncomingMessage> in) {
   if (serveIfQuick(from, *in)) return;
   Peer& peer = peers_[from];
-  const Caller caller{from, in->callId(), rrefs_.lifecycle().lossCount(), peer.order,
-                      CallRecorder::get().now()};
+  const RequestSource source{from, in->callId(), rrefs_.lifecycle().lossCount(), peer.order,
+                             CallRecorder::get().now()};
   try {
-    auto call = std::make_shared<InflightRequest>(caller, peer.held, std::move(in));
-    peer.requests.add(caller.id, call);
-    context_.workers.run([this, alive = context_.keepAlive(), call = std::move(call)] {
-      if (const auto message = call->take()) serve(call->caller(), *message, call);
+    auto request = std::make_shared<InflightRequest>(source, peer.held, std::move(in));
+    peer.requests.add(source.id, request);
+    context_.workers.run([this, alive = context_.keepAlive(), request = std::move(request)] {
+      if (const auto message = request->take()) serve(*message, request);
     });
   } catch (const std::exception& error) {
     // There is no memory or no thread for the task.
     responder_.fail(
-        caller.from, caller.id,
+        source.from, source.id,
         transport::resourceExhausted(context_.me() + " cannot run the request: " + error.what()));
   }
 }
 
 void RequestServer::onCancel(worker_id_t from, std::uint64_t id) {
-  if (const auto call = peers_[from].requests.cancel(id)) dropWaiting(call);
+  if (auto request = peers_[from].requests.cancel(id)) dropWaiting(std::move(request));
 }
 
 void RequestServer::onPeerLost(worker_id_t peer) {
   Peer& lost = peers_[peer];
-  for (const auto& call : lost.requests.cancelAll())
-    dropWaiting(call);
+  for (Request& request : lost.requests.cancelAll())
+    dropWaiting(std::move(request));
   lost.order.clear();
 }
 
-void RequestServer::dropWaiting(const std::shared_ptr<CallContext>& context) {
-  auto call = std::static_pointer_cast<InflightRequest>(context);
-  if (!mayBeDropped(call->type())) return;
-  auto message = call->take();
+void RequestServer::dropWaiting(Request request) {
+  if (!mayBeDropped(request->type())) return;
+  auto message = request->take();
   if (message == nullptr) return;  // it has begun
   context_.metrics.requests_dropped.fetch_add(1, std::memory_order_relaxed);
   // A dropper reads its payload, which may take long; its bytes count until then.
   static_cast<void>(transport::thrownBy([&] {
-    context_.droppers.run([this, alive = context_.keepAlive(), call = std::move(call),
+    context_.droppers.run([this, alive = context_.keepAlive(), request = std::move(request),
                            message = std::move(message)]() mutable {
-      client_.decliner().decline(call->caller().from, message->payload());
+      client_.decliner().decline(request->source().from, message->payload());
       message.reset();
-      call->forgetMessage();
+      request->forgetMessage();
     });
   }));
 }
@@ -154,67 +153,71 @@ void RequestServer::onCancelOwn(std::uint64_t id) {
   own_requests_.cancel(id);
 }
 
-void RequestServer::serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call) {
+void RequestServer::serveOwn(const RequestSource& source, const FuturePtr& made,
+                             const CallContext& call) {
   const CallScope scope(&call);
   const auto request = made->value().toCustomClass<Message>();
   if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type)) {
-    responder_.drop(caller.from, request->payload());
+    responder_.drop(source.from, request->payload());
   } else {
-    runner_.run(caller, [&] {
+    runner_.run({source}, [&] {
       made->wait();  // it is complete: the call's streams wait for the caller's
       return request;
     });
   }
 }
 
-void RequestServer::serve(const Caller& caller, IncomingMessage& in, const Request& request) {
+void RequestServer::serve(IncomingMessage& in, const Request& request) {
   const CallScope scope(request.get());
+  const RequestSource& source = request->source();
   try {
     const auto type = static_cast<MessageType>(in.type());
     const auto& payload = in.payload();
     // The caller was told that the call failed, and may have called again.
-    const bool failed = rrefs_.lifecycle().isOfLostLife(caller.from, caller.losses_then) &&
-                        !group_.lossOf(caller.from) && !RRefLifecycle::isRRefMessage(type);
+    const bool failed = rrefs_.lifecycle().isOfLostLife(source.from, source.losses_then) &&
+                        !group_.lossOf(source.from) && !RRefLifecycle::isRRefMessage(type);
     if (failed) {
-      logDebug("a request from before the loss of " + group_.describe(caller.from) + " is not run");
+      logDebug("a request from before the loss of " + group_.describe(source.from) + " is not run");
     } else if (const auto why =
-                   refusal(context_.options.request_policy, type, payload, caller.from)) {
-      responder_.refuseByPolicy(caller.from, caller.id, payload, *why);
+                   refusal(context_.options.request_policy, type, payload, source.from)) {
+      responder_.refuseByPolicy(source.from, source.id, payload, *why);
     } else if (request->isCancelled() && mayBeDropped(innermost(type, payload).type)) {
-      responder_.drop(caller.from, payload);
+      responder_.drop(source.from, payload);
     } else if (RRefLifecycle::isRRefMessage(type)) {
-      serveRRefMessage(caller.from, in, caller.losses_then);
+      serveRRefMessage(source.from, in, source.losses_then);
     } else {
-      runRequest(caller, in, request);
+      runRequest(in, request);
     }
   } catch (const std::exception& error) {
-    responder_.fail(caller.from, caller.id, error.what());
+    responder_.fail(source.from, source.id, error.what());
   }
 }
 
-void RequestServer::runRequest(Caller caller, IncomingMessage& in, const Request& request) {
+void RequestServer::runRequest(IncomingMessage& in, const Request& request) {
+  const RequestSource& source = request->source();
+  RunningRequest running{source};
   const auto type = static_cast<MessageType>(in.type());
   // Read before finish() takes the payload.
   const Innermost asked = innermost(type, in.payload());
   const auto fetched = isFetch(asked.type) ? readFetchedId(asked.payload) : std::nullopt;
   const bool distrusts = distrustsPeers(context_.options.request_policy);
   if (createsRRef(asked.type)) {
-    caller.created =
-        rrefs_.lifecycle().onRemoteCall(asked.payload, caller.from, caller.losses_then);
-    if (distrusts && !caller.created) {
-      return responder_.refuseByPolicy(caller.from, caller.id, in.payload(),
+    running.created =
+        rrefs_.lifecycle().onRemoteCall(asked.payload, source.from, source.losses_then);
+    if (distrusts && !running.created) {
+      return responder_.refuseByPolicy(source.from, source.id, in.payload(),
                                        "the RRef that it creates is not its own");
     }
   }
   {
-    caller.request = request;
-    const PeerRequest checks(caller.from, rrefs_, distrusts, request->gradients());
-    runner_.run(caller, [&] { return in.finish(distrusts); });
+    running.inflight = request;
+    const PeerRequest checks(source.from, contexts_, distrusts, request->gradients());
+    runner_.run(std::move(running), [&] { return in.finish(distrusts); });
   }
   if (fetched) rrefs_.onFetch(*fetched);
   // Its context of autograd may be younger than the clean-up after the loss.
-  if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(caller.from))
-    rrefs_.cleanUpAfter(caller.from);
+  if (type == MessageType::FORWARD_AUTOGRAD_REQ && group_.lossOf(source.from))
+    rrefs_.cleanUpAfter(source.from);
 }
 
 }  // namespace weft::rpc

@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "rpc_backend/inflight/request_index.h"
+#include "rpc_backend/serve/callback/peer_contexts.h"
 #include "rpc_backend/serve/request_runner.h"
 #include "rpc_backend/serve/responder.h"
 
@@ -48,21 +49,22 @@ class RequestServer {
   void onOwnRequest(std::uint64_t id, FuturePtr request, Clock::time_point deadline);
   // Any thread: as onCancel().
   void onCancelOwn(std::uint64_t id);
+  PeerContexts& contexts() noexcept { return contexts_; }
   // How many of metrics.requests_refused the policy refused; the others exceeded a limit.
   std::uint64_t refusedByPolicy() const { return responder_.refusedByPolicy(); }
 
  private:
   struct Peer {
     std::atomic<std::uint64_t> held{0};  // bytes of its requests that wait or run here
-    RequestIndex requests;
+    RequestIndex<InflightRequest> requests;
     CallOrder order;
   };
   // Whether `bytes` more fit beside the `held` bytes of a peer.
   bool hasRoom(std::uint64_t held, std::uint64_t bytes) const;
   using Request = std::shared_ptr<InflightRequest>;
-  void serve(const Caller& caller, IncomingMessage& in, const Request& request);
+  void serve(IncomingMessage& in, const Request& request);
   // Runs what is neither refused nor dropped. The request counts until it is answered.
-  void runRequest(Caller caller, IncomingMessage& in, const Request& request);
+  void runRequest(IncomingMessage& in, const Request& request);
   // Whether the loop thread serves it: a quick call that no tool wants to see, or the deletion of
   // an RRef. Not before start().
   bool isQuick(const IncomingMessage& in) const;
@@ -71,9 +73,9 @@ class RequestServer {
   // Any thread. Throws if it is malformed.
   void serveRRefMessage(worker_id_t from, const IncomingMessage& in,
                         RRefLifecycle::LossCount losses_then);
-  void serveOwn(const Caller& caller, const FuturePtr& made, const CallContext& call);
+  void serveOwn(const RequestSource& source, const FuturePtr& made, const CallContext& call);
   // Loop thread: drops a request now if it has not begun, because its turn may be far off.
-  void dropWaiting(const std::shared_ptr<CallContext>& context);
+  void dropWaiting(Request request);
 
   AgentContext& context_;
   Group& group_;
@@ -81,10 +83,11 @@ class RequestServer {
   RequestClient& client_;
   Responder responder_;
   RequestRunner runner_;
+  PeerContexts contexts_{context_};
   // Only the loop thread uses the map. No entry is ever erased, so that requests can refer to it.
   std::unordered_map<worker_id_t, Peer> peers_;
-  std::mutex own_mutex_;       // guards own_requests_
-  RequestIndex own_requests_;  // this worker's requests to itself
+  std::mutex own_mutex_;                    // guards own_requests_
+  RequestIndex<CallContext> own_requests_;  // this worker's requests to itself
 };
 
 }  // namespace weft::rpc

@@ -67,12 +67,12 @@ void Responder::drop(worker_id_t from, std::span<const char> payload) {
   client_.decliner().decline(from, payload);
 }
 
-void Responder::respond(const Caller& caller, JitFuture& result,
+void Responder::respond(const RunningRequest& running, JitFuture& result,
                         const std::vector<c10::Stream>& streams) {
-  const auto& [to, id, losses_then, order, arrived, record, created, request] = caller;
-  CallRecorder::get().served(record, result.hasError());
+  const auto& [to, id, losses_then, order, arrived] = running.source;
+  CallRecorder::get().served(running.record, result.hasError());
   // With the answer the peer may bring the next ones.
-  if (request != nullptr) request->gradients().reset();
+  if (running.inflight != nullptr) running.inflight->gradients().reset();
   try {
     // These are other streams than the request's, which may have changed an RRef's value in place.
     order.follow();
@@ -85,7 +85,7 @@ void Responder::respond(const Caller& caller, JitFuture& result,
       if (message->type() == MessageType::EXCEPTION)
         message = failure({message->payload().begin(), message->payload().end()}, id);
     }
-    rrefs_.lifecycle().beforeAnswer(*message, to, losses_then, created);
+    rrefs_.lifecycle().beforeAnswer(*message, to, losses_then, running.created);
     // A new life of the worker did not ask.
     if (!rrefs_.lifecycle().isOfLostLife(to, losses_then)) send(to, id, message);
   } catch (const std::exception& error) {

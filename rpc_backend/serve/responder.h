@@ -25,7 +25,8 @@ class Responder {
       : context_(context), sender_(sender), group_(group), rrefs_(rrefs), client_(client) {}
 
   // Answers with a complete `result`, which was made on `streams`.
-  void respond(const Caller& caller, JitFuture& result, const std::vector<c10::Stream>& streams);
+  void respond(const RunningRequest& running, JitFuture& result,
+               const std::vector<c10::Stream>& streams);
   // Throws c10::Error when the message can't be encoded.
   void send(worker_id_t to, std::uint64_t id, const MessagePtr& message);
   void fail(worker_id_t to, std::uint64_t id, const std::string& text);

@@ -6,7 +6,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/core/thread_state_of_torch.h"
 #include "transport/base/thrown.h"
 
 namespace weft::rpc {

@@ -113,7 +113,7 @@ TEST(CallContext, IsCancelledByItsCallerOrItsDeadline) {
 }
 
 TEST(RequestIndex, FindsWhatIsHere) {
-  RequestIndex index;
+  RequestIndex<CallContext> index;
   std::vector<std::shared_ptr<CallContext>> calls;
   for (const std::uint64_t id : {5U, 6U, 4U, 9U, 1U}) {
     calls.push_back(std::make_shared<CallContext>());
@@ -136,7 +136,7 @@ TEST(RequestIndex, FindsWhatIsHere) {
 }
 
 TEST(RequestIndex, ForgetsWhatIsOver) {
-  RequestIndex index;
+  RequestIndex<CallContext> index;
   const auto longest = std::make_shared<CallContext>();
   index.add(0, longest);
   for (std::uint64_t id = 1; id < 100'000; ++id) {
@@ -156,7 +156,7 @@ TEST(RequestIndex, ForgetsWhatIsOver) {
 // A peer may number its requests as it likes.
 TEST(RequestIndex, AnyOrderCostsLittle) {
   constexpr std::uint64_t kCount = 100'000;
-  RequestIndex index;
+  RequestIndex<CallContext> index;
   std::vector<std::shared_ptr<CallContext>> calls;
   const auto started = Clock::now();
   for (std::uint64_t id = kCount; id > 0; --id) {

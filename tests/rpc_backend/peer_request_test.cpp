@@ -43,7 +43,7 @@ using Command = std::unique_ptr<RpcCommandBase>;
 struct PeerRequestTest : ::testing::Test {
   // As when torch has read a request of rank 1.
   Command checked(Command command, MessageType type) {
-    const PeerRequest request(1, world.rrefs, distrusts, gradients);
+    const PeerRequest request(1, world.server.contexts(), distrusts, gradients);
     return PeerRequest::checked(std::move(command), type);
   }
   // The context that torch is to end on behalf of rank 1; -1: none.

@@ -14,7 +14,7 @@
 
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/options/request_policy.h"
-#include "rpc_backend/rref/rref_service.h"
+#include "rpc_backend/serve/callback/peer_contexts.h"
 #include "rpc_backend/serve/callback/script_service.h"
 #include "rpc_backend/torch_private/autograd_contexts.h"
 
@@ -53,9 +53,9 @@ std::optional<worker_id_t> PeerRequest::sender() noexcept {
   return current == nullptr ? std::nullopt : std::optional(current->from_);
 }
 
-PeerRequest::PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts,
+PeerRequest::PeerRequest(worker_id_t from, PeerContexts& contexts, bool distrusts,
                          std::shared_ptr<void>& gradients)
-    : from_(from), rrefs_(rrefs), distrusts_(distrusts), gradients_(gradients) {
+    : from_(from), contexts_(contexts), distrusts_(distrusts), gradients_(gradients) {
   current = this;
 }
 
@@ -74,8 +74,8 @@ std::unique_ptr<PeerRequest::Command> PeerRequest::checked(std::unique_ptr<Comma
 }
 
 bool PeerRequest::mayEnd(std::int64_t context) const {
-  if (rrefs_.beganContext(context)) return false;
-  return !distrusts_ || rrefs_.mayEndContext(from_, context);
+  if (contexts_.beganHere(context)) return false;
+  return !distrusts_ || contexts_.mayEnd(from_, context);
 }
 
 void PeerRequest::check(Command& command, MessageType type) const {
@@ -102,7 +102,7 @@ void PeerRequest::check(Command& command, MessageType type) const {
     }
     case MessageType::BACKWARD_AUTOGRAD_REQ: {
       const auto of = static_cast<PropagateGradientsReq&>(command).getAutogradMetadata();
-      gradients_ = rrefs_.takeGradients(of.autogradContextId, of.autogradMessageId);
+      gradients_ = contexts_.takeGradients(of.autogradContextId, of.autogradMessageId);
       // torch would write the second ones where its engine reads the first ones.
       TORCH_CHECK(gradients_ != nullptr,
                   "the request is refused: gradients of the same call are being taken");
@@ -130,10 +130,10 @@ void PeerRequest::checkWrapped(Command& command, MessageType type) const {
 // A context of this worker's that torch would begin again would never end, and the gradients that
 // the peer owes it would be waited for.
 void PeerRequest::checkContext(std::int64_t context) const {
-  TORCH_CHECK(!rrefs_.beganContext(context) || autograd_contexts::isHere(context),
+  TORCH_CHECK(!contexts_.beganHere(context) || autograd_contexts::isHere(context),
               "the request is refused: the context of distributed autograd that it names is over, "
               "or was never begun");
-  rrefs_.onContextUsed(from_, context);
+  contexts_.onUsed(from_, context);
 }
 
 void PeerRequest::checkCreated(const GloballyUniqueId& value, const GloballyUniqueId& fork) const {

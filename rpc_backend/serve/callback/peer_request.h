@@ -24,14 +24,14 @@
 
 namespace weft::rpc {
 
-class RRefService;
+class PeerContexts;
 
 class PeerRequest {
  public:
   using Command = torch::distributed::rpc::RpcCommandBase;
 
   // `gradients`: gets what lives as long as gradients that the request brings are taken.
-  PeerRequest(worker_id_t from, RRefService& rrefs, bool distrusts,
+  PeerRequest(worker_id_t from, PeerContexts& contexts, bool distrusts,
               std::shared_ptr<void>& gradients);
   ~PeerRequest();
   PeerRequest(const PeerRequest&) = delete;
@@ -54,7 +54,7 @@ class PeerRequest {
                     const torch::distributed::rpc::GloballyUniqueId& fork) const;
 
   const worker_id_t from_;
-  RRefService& rrefs_;
+  PeerContexts& contexts_;
   const bool distrusts_;
   std::shared_ptr<void>& gradients_;
 };
