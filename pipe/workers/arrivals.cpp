@@ -24,13 +24,13 @@ void Arrivals::wakeTakers() {
 }
 
 // The thread that waits reads from the network itself what it waits for, where it can.
-transport::Waited Arrivals::awaitReading(transport::Deadline deadline,
-                                         const std::function<bool()>& ready) {
+std::optional<transport::Waited> Arrivals::awaitReading(transport::Deadline deadline,
+                                                        const std::function<bool()>& ready) {
   const auto agent = rpc::WeftAgent::current();
   auto none = std::thread::id();
   if (agent == nullptr ||
       !reading_thread_.compare_exchange_strong(none, std::this_thread::get_id()))
-    return transport::Waited::kDone;
+    return std::nullopt;
   const auto waited = agent->drive(deadline, ready);
   reading_thread_ = std::thread::id();
   return waited;
@@ -44,8 +44,7 @@ std::optional<Parcel> Arrivals::take(const ArrivalKey& key, std::chrono::millise
     return ready();
   });
   std::unique_lock lock(mutex_);
-  if (waited == transport::Waited::kDone)
-    waited = transport::waitInterruptibly(changed_, lock, deadline, ready);
+  if (!waited) waited = transport::waitInterruptibly(changed_, lock, deadline, ready);
   if (waited == transport::Waited::kInterrupted) {
     lock.unlock();
     transport::raiseInterrupt();

@@ -64,8 +64,9 @@ class WEFT_API Arrivals {
 
  private:
   void wakeTakers();
-  // kDone also when this thread cannot read the network.
-  transport::Waited awaitReading(transport::Deadline deadline, const std::function<bool()>& ready);
+  // Nothing: this thread cannot read the network.
+  std::optional<transport::Waited> awaitReading(transport::Deadline deadline,
+                                                const std::function<bool()>& ready);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

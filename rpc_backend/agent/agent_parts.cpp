@@ -101,7 +101,8 @@ void AgentParts::open(const transport::GroupSecret& secret) {
 }
 
 void AgentParts::close() {
-  if (context.closing.exchange(true)) return;
+  using Phase = AgentContext::Phase;
+  if (context.phase.exchange(Phase::kClosed) == Phase::kClosed) return;
   // First the connections, so that nothing new arrives; then whoever waits; then the threads.
   sender.close();
   client.close();

@@ -205,7 +205,7 @@ void MessageRouter::onPeerLost(const transport::PeerLoss& loss) {
   sender_.devices().onPeerLost(peer);
   rrefs_.onPeerLost(peer);
   server_.contexts().onPeerLost(peer);
-  if (!context_.closing && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
+  if (!context_.closed() && loss.reason.code() != transport::ErrorCode::kPeerClosed) {
     logWarning(loss.reason.text());
   }
   client_.onPeerLost(peer, loss.reason.text());

@@ -85,7 +85,8 @@ void WeftAgent::startImpl() {
   if (before_serving_) before_serving_();
   torch_rrefs::beginWithCurrentAgent();
   torch_rrefs::endInForkedChildren();
-  parts_->context.serves.store(true, std::memory_order_release);
+  auto joining = AgentContext::Phase::kJoining;
+  parts_->context.phase.compare_exchange_strong(joining, AgentContext::Phase::kServing);
   parts_->context.workers.release();
 }
 
@@ -125,10 +126,10 @@ FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float
   throw;
 }
 
-transport::Waited WeftAgent::drive(transport::Deadline deadline,
-                                   const std::function<bool()>& done) {
+std::optional<transport::Waited> WeftAgent::drive(transport::Deadline deadline,
+                                                  const std::function<bool()>& done) {
   checkProcess("waiting for other workers");
-  if (!threadIsPlain()) return transport::Waited::kDone;
+  if (!threadIsPlain()) return std::nullopt;
   thread_local transport::AdaptiveSpin spin;
   const auto endpoint = parts_->sender.endpoint();
   return driveUntil(*endpoint, deadline, done, spin);

@@ -76,9 +76,10 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // future's callbacks must neither wait nor call out.
   FuturePtr sendQuick(const WorkerInfo& to, MessagePtr message);
   // Waits until `done()`, which must be cheap and take no lock that this thread holds. Meanwhile
-  // this thread reads what comes. Also returns kDone if it cannot; then wait in another way.
-  // Another thread that makes `done()` true calls wakeDriver() afterwards.
-  transport::Waited drive(transport::Deadline deadline, const std::function<bool()>& done);
+  // this thread reads what comes. Nothing: it cannot, so wait in another way. Another thread that
+  // makes `done()` true calls wakeDriver() afterwards.
+  std::optional<transport::Waited> drive(transport::Deadline deadline,
+                                         const std::function<bool()>& done);
   void wakeDriver();
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.

@@ -27,7 +27,7 @@ void CallCompleter::complete(const PendingCall& call, Completion completion) {
 }
 
 void CallCompleter::fail(PendingCall call, const std::string& text) {
-  if (!context_.closing) {
+  if (!context_.closed()) {
     context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
     CallRecorder::get().answered(call.id, 0, /*failed=*/true);
   }
@@ -38,7 +38,7 @@ void CallCompleter::fail(PendingCall call, const std::string& text) {
              if (rrefs_.isMoot(peer, asked.type)) {
                future.markCompleted(RRefLifecycle::ack());
              } else {
-               setError(future, asked, text, lost || context_.closing);
+               setError(future, asked, text, lost || context_.closed());
              }
            }));
 }
@@ -46,14 +46,14 @@ void CallCompleter::fail(PendingCall call, const std::string& text) {
 void CallCompleter::failAtOnce(const PendingCall& call, const std::string& text) {
   context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
   context_.metrics.client_calls.decrement();
-  call.future->setErrorIfNeeded(callError(call.type, text, context_.closing));
+  call.future->setErrorIfNeeded(callError(call.type, text, context_.closed()));
 }
 
 void CallCompleter::setError(JitFuture& future, const Asked& asked, const std::string& text,
                              bool logged) {
   const auto error = callError(asked.type, text, logged);
   torch_rrefs::RRefPtr rref;
-  if (createsRRef(asked.type)) rref = markRRef(future, asked.created, context_.closing);
+  if (createsRRef(asked.type)) rref = markRRef(future, asked.created, context_.closed());
   const auto thrown = transport::thrownBy([&] { future.setErrorIfNeeded(error); });
   if (rref) endWaits(*rref, error, text);
   if (thrown) logInfo("a callback of a failed call threw: " + *thrown);

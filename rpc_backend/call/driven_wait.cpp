@@ -17,15 +17,18 @@ transport::Driven driveOnce(transport::Endpoint& endpoint, transport::Deadline d
   return endpoint.drive(transport::Driver::kCaller, done, deadline, spin);
 }
 
-transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
-                             const std::function<bool()>& done, transport::AdaptiveSpin& spin) {
+std::optional<transport::Waited> driveUntil(transport::Endpoint& endpoint,
+                                            transport::Deadline deadline,
+                                            const std::function<bool()>& done,
+                                            transport::AdaptiveSpin& spin) {
   while (true) {
     const auto slice = transport::mayBeInterrupted()
                            ? std::chrono::steady_clock::now() + transport::kInterruptEvery
                            : transport::Deadline::max();
     const auto end = std::min(slice, deadline);
     const auto how = driveOnce(endpoint, end, done, spin);
-    if (how != transport::Driven::kLate) return transport::Waited::kDone;
+    if (how == transport::Driven::kDone) return transport::Waited::kDone;
+    if (how != transport::Driven::kLate) return std::nullopt;
     if (transport::interrupted()) return transport::Waited::kInterrupted;
     if (end == deadline) return transport::Waited::kLate;
   }

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "rpc_backend/core/torch_names.h"
 #include "transport/base/deadline.h"
@@ -14,12 +15,14 @@
 
 namespace weft::rpc {
 
-// Drives until `done()`. Also returns kDone if this thread cannot drive, because another caller
-// does or the endpoint closes. kInterrupted: a person's Ctrl-C came first. Another thread that
-// makes `done()` true calls wakeDriver() afterwards.
-transport::Waited driveUntil(transport::Endpoint& endpoint, transport::Deadline deadline,
-                             const std::function<bool()>& done, transport::AdaptiveSpin& spin);
-// The same, but no signal's handler runs meanwhile.
+// Drives until `done()`. kInterrupted: a person's Ctrl-C came first. Nothing: this thread cannot
+// drive, because another caller does or the endpoint closes. Another thread that makes `done()`
+// true calls wakeDriver() afterwards.
+std::optional<transport::Waited> driveUntil(transport::Endpoint& endpoint,
+                                            transport::Deadline deadline,
+                                            const std::function<bool()>& done,
+                                            transport::AdaptiveSpin& spin);
+// The same, once, but no signal's handler runs meanwhile.
 transport::Driven driveOnce(transport::Endpoint& endpoint, transport::Deadline deadline,
                             const std::function<bool()>& done, transport::AdaptiveSpin& spin);
 // As driveUntil(), until the future is complete. Returns early if this thread can't drive (its

@@ -8,6 +8,7 @@
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
+#include "rpc_backend/core/call_streams.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/torch_private/autograd_contexts.h"

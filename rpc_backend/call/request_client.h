@@ -18,8 +18,8 @@
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/call/rref_decliner.h"
 #include "rpc_backend/codec/message_sender.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/group/group.h"
-#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/rref_service.h"
 #include "rpc_backend/trace/call_range.h"
 

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "rpc_backend/core/call_kind.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/options/request_policy.h"
 
 namespace weft::rpc {
 

@@ -9,6 +9,7 @@
 
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/devices/device_copy.h"
 #include "rpc_backend/options/device_maps.h"
 
 namespace weft::rpc {

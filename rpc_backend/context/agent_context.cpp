@@ -32,9 +32,9 @@ AgentContext::AgentContext(std::string worker_name, worker_id_t worker_rank,
 
 std::string AgentContext::me() const { return transport::describePeer(name, rank); }
 
-bool AgentContext::hasEnded() const {
+bool AgentContext::torchRuns() const {
   const auto torchs = running.lock();
-  return closing || torchs == nullptr || !*torchs;
+  return !closed() && torchs != nullptr && *torchs;
 }
 
 void AgentContext::prepareThreads() {

@@ -5,26 +5,34 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/metrics.h"
 #include "rpc_backend/core/own_process.h"
 #include "rpc_backend/options/options.h"
+#include "rpc_backend/threads/worker_pool.h"
 #include "transport/base/thrown.h"
 
 namespace weft::rpc {
 
 struct AgentContext {
+  enum class Phase : std::uint8_t {
+    kJoining,  // until the agent's start(): requests wait
+    kServing,
+    kClosed,  // it ends, or has ended
+  };
+
   AgentContext(std::string worker_name, worker_id_t worker_rank,
                WeftRpcBackendOptions agent_options, const ThreadHooks& hooks);
 
   // "worker 'a' (rank 0)", for messages.
   std::string me() const;
-  // Whether torch's agent is not running: before its start(), and from its shutdown() on.
-  bool hasEnded() const;
+  // Whether torch's agent runs: from its start() to its shutdown().
+  bool torchRuns() const;
+  bool closed() const noexcept { return phase.load(std::memory_order_acquire) == Phase::kClosed; }
   // Has a dropper release `owned`, because the loop thread must not be the last owner of anything
   // of the user's. Without memory for that, the calling thread releases it. Throws nothing, because
   // deleters call it.
@@ -46,9 +54,8 @@ struct AgentContext {
   // These two are set once, before any other thread is there.
   std::weak_ptr<void> parts;
   std::weak_ptr<const std::atomic<bool>> running;  // torch's, which goes with the agent
-  // Set by the agent's start(). A thread that reads true sees what create() has set.
-  std::atomic<bool> serves{false};
-  std::atomic<bool> closing{false};
+  // A thread that reads another one than kJoining sees what create() has set.
+  std::atomic<Phase> phase{Phase::kJoining};
   std::atomic<bool> hurried{false};  // after Ctrl-C: shutdown does not wait for user code
   AgentMetrics metrics;
   WorkerPool workers;     // run requests; held until the agent starts

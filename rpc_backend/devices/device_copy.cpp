@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
-#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/core/log.h"
 
 namespace weft::rpc {
 
@@ -41,6 +42,13 @@ at::Tensor toDevice(const at::Tensor& host, c10::Device device) {
   for (std::size_t begin = 0; begin < host.nbytes(); begin += kChunk)
     copyPiece(host, made, begin, std::min(kChunk, host.nbytes() - begin));
   return made;
+}
+
+void noteHostStaging() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    logInfo("tensors on accelerators are sent through host memory; see docs/guide/cuda.md");
+  });
 }
 
 }  // namespace weft::rpc

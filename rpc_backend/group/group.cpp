@@ -259,7 +259,7 @@ void Group::forgetUnlessMember(worker_id_t peer) {
 
 void Group::updateList(worker_id_t peer) {
   // A worker that has left is no longer in the directory.
-  if (isStatic() || context_.closing || !directory_.contains(peer)) return;
+  if (isStatic() || context_.closed() || !directory_.contains(peer)) return;
   live_list_.update(peer);
 }
 

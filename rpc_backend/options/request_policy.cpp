@@ -10,15 +10,14 @@
 #include <array>
 #include <string_view>
 
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/wire/pickle_scan.h"
-#include "rpc_backend/wire/wrapped_type.h"
 
 namespace weft::rpc {
 
 namespace {
 
 constexpr std::array kNames{"any", "registered", "script"};  // as RequestPolicy counts
-constexpr int kMaxWraps = 4;  // torch wraps twice: profiling around autograd
 
 bool carriesPython(MessageType type) {
   switch (type) {
@@ -27,18 +26,6 @@ bool carriesPython(MessageType type) {
     case MessageType::PYTHON_RREF_FETCH_CALL:
     case MessageType::PYTHON_RET:
     case MessageType::PYTHON_RREF_FETCH_RET:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool wraps(MessageType type) {
-  switch (type) {
-    case MessageType::FORWARD_AUTOGRAD_REQ:
-    case MessageType::FORWARD_AUTOGRAD_RESP:
-    case MessageType::RUN_WITH_PROFILING_REQ:
-    case MessageType::RUN_WITH_PROFILING_RESP:
       return true;
     default:
       return false;
@@ -113,20 +100,6 @@ RequestPolicy parseRequestPolicy(const std::string& name) {
 
 const char* toString(RequestPolicy policy) noexcept {
   return kNames[static_cast<std::size_t>(policy)];
-}
-
-Innermost innermost(MessageType type, std::span<const char> payload) {
-  Innermost found{type, payload, true};
-  for (int depth = 0; wraps(found.type); ++depth) {
-    const auto inner = depth < kMaxWraps ? readWrappedType(found.payload) : std::nullopt;
-    if (!inner) {
-      found.recognised = false;
-      break;
-    }
-    found.type = static_cast<MessageType>(inner->type);
-    found.payload = inner->inner_payload;
-  }
-  return found;
 }
 
 bool holdsUndefined(const c10::IValue& value) {

@@ -32,14 +32,6 @@ constexpr bool distrustsPeers(RequestPolicy policy) noexcept {
   return policy != RequestPolicy::kAny;
 }
 
-// The message inside the wrappers of autograd and profiling.
-struct Innermost {
-  MessageType type;
-  std::span<const char> payload;
-  bool recognised;  // false: a wrapper holds no message; type and payload are the wrapper's
-};
-Innermost innermost(MessageType type, std::span<const char> payload);
-
 // Why a message of this type and payload from `sender` must not be handled under `policy`, as one
 // sentence; nothing when it may be. It applies to responses too: under kScript one that carries
 // pickled Python is refused.

@@ -2,7 +2,8 @@
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
-#include "rpc_backend/options/request_policy.h"
+#include "rpc_backend/core/call_kind.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/torch_private/torch_ids.h"
 
 namespace weft::rpc {
@@ -28,7 +29,7 @@ std::vector<torch_rrefs::User> OrphanedRRefs::onPeerLost(Rank peer) {
 void OrphanedRRefs::onTransmit(const Message& message, Rank to) {
   if (!any_loss_.load(std::memory_order_acquire)) return;
   const auto [type, payload, recognised] = innermost(message.type(), message.payload());
-  if (type != MessageType::SCRIPT_REMOTE_CALL && type != MessageType::PYTHON_REMOTE_CALL) return;
+  if (!createsRRef(type)) return;
   const auto created = readCreatedIds(payload);
   if (!created || !contains(created->value, to)) return;
   const std::lock_guard lock(mutex_);
@@ -48,7 +49,7 @@ std::optional<RRefKey> OrphanedRRefs::findIn(const Message& message, Rank to) co
   if (!any_loss_.load(std::memory_order_acquire)) return std::nullopt;
   const auto [type, payload, recognised] = innermost(message.type(), message.payload());
   std::optional<RRefKey> value;
-  if (type == MessageType::SCRIPT_RREF_FETCH_CALL || type == MessageType::PYTHON_RREF_FETCH_CALL) {
+  if (isFetch(type)) {
     value = readFetchedId(payload);
   } else if (type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST) {
     if (const auto ids = readForkIds(payload)) value = ids->value;

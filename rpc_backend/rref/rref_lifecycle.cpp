@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/torch_private/torch_ids.h"
 
 namespace weft::rpc {

@@ -17,12 +17,12 @@
 #include <span>
 #include <vector>
 
-#include "rpc_backend/context/worker_pool.h"
 #include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/rref/early_values.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/rref/rref_report.h"
 #include "rpc_backend/rref/rref_table.h"
+#include "rpc_backend/threads/worker_pool.h"
 #include "rpc_backend/torch_private/torch_rrefs.h"
 
 namespace weft::rpc {

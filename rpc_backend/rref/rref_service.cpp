@@ -36,7 +36,7 @@ bool RRefService::isMoot(worker_id_t to, MessageType type) const {
   if (!RRefLifecycle::isRRefMessage(type) || to == context_.rank) return false;
   // A fork request to a lost owner counts too: using the reference then fails with its name.
   if (group_.lossOf(to) || !group_.directory().contains(to)) return true;
-  return context_.hasEnded() && type != MessageType::RREF_FORK_REQUEST;
+  return !context_.torchRuns() && type != MessageType::RREF_FORK_REQUEST;
 }
 
 RRefService::Outgoing RRefService::beforeSend(const Message& message, worker_id_t to) {

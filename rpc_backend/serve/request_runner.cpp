@@ -2,6 +2,8 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include "rpc_backend/core/call_streams.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/serve/callback/builtin_call.h"
 #include "rpc_backend/serve/thread_state.h"
 #include "rpc_backend/trace/call_range.h"

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "rpc_backend/core/call_kind.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/callback/peer_request.h"
 #include "rpc_backend/serve/quick_call.h"
@@ -52,7 +53,7 @@ void RequestServer::refuse(worker_id_t from, const WireHeader& head, const std::
 
 bool RequestServer::isQuick(const IncomingMessage& in) const {
   // Before start() a request waits for a worker, because the devices may not be known yet.
-  if (!context_.serves.load(std::memory_order_acquire)) return false;
+  if (context_.phase.load(std::memory_order_acquire) == AgentContext::Phase::kJoining) return false;
   if (static_cast<MessageType>(in.type()) == MessageType::RREF_USER_DELETE)
     return in.bytes() <= kLargestDeletion && !in.isLent();
   return looksQuick(in) && group_.devices().empty() && !CallRecorder::get().on() &&

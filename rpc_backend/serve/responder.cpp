@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "rpc_backend/core/call_streams.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/trace/call_recorder.h"

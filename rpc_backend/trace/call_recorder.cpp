@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "rpc_backend/core/call_kind.h"
-#include "rpc_backend/options/request_policy.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/trace/called_function.h"
 
 namespace weft::rpc {

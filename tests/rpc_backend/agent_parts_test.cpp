@@ -15,6 +15,7 @@
 
 #include "rpc_backend/call/call_table.h"
 #include "rpc_backend/call/rref_creation.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/rref/orphaned_rrefs.h"
 #include "rpc_backend/serve/error_text.h"

@@ -224,7 +224,7 @@ class Agent {
 
   void release() {
     released_ = true;
-    context_.serves = true;
+    context_.phase = AgentContext::Phase::kServing;
     context_.workers.release();
   }
 
@@ -411,7 +411,7 @@ class Agent {
     for (worker_id_t rank = 1; rank <= kPeers; ++rank)
       lose(rank, {ErrorCode::kPeerLost, "the end"});
     answerLater();
-    context_.closing = true;
+    context_.phase = AgentContext::Phase::kClosed;
     network_->close({});
     client_.close();
     context_.workers.stop(milliseconds(10000), WorkerPool::Waiting::kRun);

@@ -466,7 +466,7 @@ void askScript(World& world, const std::string& payload) {
 
 TEST(RequestServer, AQuickCallRunsWhereItIsRead) {
   World world;
-  world.context.serves = true;
+  world.context.phase = AgentContext::Phase::kServing;
   const int before = QuickService::get().runs;
   askScript(world, scriptedCall(QuickService::kEcho, {at::IValue("the echo of it")}));
   ASSERT_TRUE(world.recorder.waitForMessages(1));
@@ -487,7 +487,7 @@ TEST(RequestServer, AQuickCallWaitsUntilTheAgentServes) {
 TEST(RequestServer, ALongCallIsLeftToAWorker) {
   constexpr std::uint64_t kLimit = 100'000;
   World world(kLimit);
-  world.context.serves = true;
+  world.context.phase = AgentContext::Phase::kServing;
   const std::string large(8192, 'x');
   askScript(world, scriptedCall(QuickService::kEcho, {at::IValue(large)}));
   EXPECT_FALSE(world.server.admits(1, {}, kLimit - 2048));  // it waits
@@ -496,7 +496,7 @@ TEST(RequestServer, ALongCallIsLeftToAWorker) {
 // Its last bytes name a quick call, and what torch would run is another: user code, on the loop.
 TEST(RequestServer, WhatOnlyLooksLikeAQuickCallDoesNotRun) {
   World world;
-  world.context.serves = true;
+  world.context.phase = AgentContext::Phase::kServing;
   const int before = QuickService::get().runs;
   askScript(world, scriptedCall("__torch__.users", {}) + QuickService::kEcho);
   ASSERT_TRUE(world.recorder.waitForMessages(1));

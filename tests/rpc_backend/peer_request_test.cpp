@@ -270,7 +270,7 @@ TEST_F(PeerRequestTest, AnAnswerNamesNoContextButThatOfItsCall) {
 }
 
 TEST_F(PeerRequestTest, ADeletedRRefIsAcknowledgedWhereItIsRead) {
-  world.context.serves = true;  // its workers stay held
+  world.context.phase = AgentContext::Phase::kServing;  // its workers stay held
   world.ask(RREF_USER_DELETE,
             RRefUserDelete(GloballyUniqueId(0, 4), GloballyUniqueId(1, 5)).toMessage()->payload());
   ASSERT_TRUE(world.recorder.waitForMessages(1));

@@ -1,5 +1,5 @@
 // Pool, counters and histogram: no torch header, and no task that is waited for without a bound.
-#include "rpc_backend/context/worker_pool.h"
+#include "rpc_backend/threads/worker_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -129,8 +129,8 @@ Driven EventLoop::drive(Driver kind, const std::function<bool()>& done, Deadline
                         AdaptiveSpin& spin) {
   WEFT_CHECK(!inLoop(), "the loop thread cannot wait for itself");
   const bool first_ever = !turns_.shared();
-  Driven how = turns_.enter(kind);
-  if (how != Driven::kDone) return how;
+  if (const auto refused = turns_.enter(kind)) return *refused;
+  Driven how = Driven::kDone;
   if (first_ever) post([] {});  // its own thread takes turns from now on
   bool taken = false;
   const auto found = [&] {

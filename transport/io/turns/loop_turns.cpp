@@ -5,7 +5,7 @@
 
 namespace weft::transport {
 
-Driven LoopTurns::enter(Driver kind) {
+std::optional<Driven> LoopTurns::enter(Driver kind) {
   const std::lock_guard lock(mutex_);
   if (stopped_) return Driven::kStopped;
   if (inside_[of(kind)]) return Driven::kTaken;
@@ -17,7 +17,7 @@ Driven LoopTurns::enter(Driver kind) {
   }
   inside_[of(kind)] = true;
   shared_ = true;
-  return Driven::kDone;
+  return std::nullopt;
 }
 
 void LoopTurns::leave(Driver kind) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "transport/base/deadline.h"
@@ -32,8 +33,8 @@ class LoopTurns {
 
   // First. The loop's descriptor (uv_backend_fd).
   void watch(int loop_fd) { loop_fd_ = loop_fd; }
-  // kDone: that driver is in, and leaves by leave(). kTaken, kStopped: it is not.
-  Driven enter(Driver kind);
+  // Why that driver cannot enter (kTaken, kStopped); nothing: it is in, and leaves by leave().
+  std::optional<Driven> enter(Driver kind);
   void leave(Driver kind);
   // Whether a driver ever came; until then the loop is its own thread's alone.
   bool shared() const noexcept { return shared_.load(std::memory_order_acquire); }

@@ -1,4 +1,4 @@
-#include "rpc_backend/context/worker_pool.h"
+#include "rpc_backend/threads/worker_pool.h"
 
 #include <unistd.h>
 
@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/context/pool_threads.h"
 #include "rpc_backend/core/log.h"
+#include "rpc_backend/threads/pool_threads.h"
 #include "transport/base/fork_guard.h"
 
 namespace weft::rpc {

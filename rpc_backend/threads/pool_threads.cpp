@@ -1,4 +1,4 @@
-#include "rpc_backend/context/pool_threads.h"
+#include "rpc_backend/threads/pool_threads.h"
 
 #include <pthread.h>
 
