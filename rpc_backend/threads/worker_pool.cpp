@@ -9,7 +9,6 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -31,20 +30,10 @@ constexpr std::chrono::milliseconds kLeaveAfter{2000};
 struct WorkerPool::State : std::enable_shared_from_this<State> {
   // Each thread sleeps on a condition variable of its own, so that the pool chooses whom to wake.
   using Sleeper = std::shared_ptr<std::condition_variable>;
-  // Where one thread without work looks for some.
-  struct Search {
-    IdleWork work;  // may be empty
-    bool taken = false;
-    std::thread::id searcher;    // if taken
-    std::function<void()> task;  // what the searcher gave itself by runNext()
-    // The searcher may be asleep in its work, and was not woken yet. It sets this again if it was
-    // woken for a task that another thread has taken.
-    std::atomic<bool> sleeps{false};
-  };
   // Which thread to wake once the lock is free.
   struct Wake {
     Sleeper sleeper;
-    Search* search = nullptr;
+    IdleSearches::Place* search = nullptr;
   };
 
   explicit State(std::string name) : threads(std::move(name)) {}
@@ -60,7 +49,7 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   std::atomic<std::size_t> waiting{0};
   PoolThreads threads;
   std::vector<Sleeper> sleeping;  // a stack: the most recently idle first
-  std::deque<Search> searches{1};
+  IdleSearches searches;
   std::size_t called = 0;   // workers woken that do not run yet
   std::size_t running = 0;  // workers inside a task
   std::size_t workers = 0;
@@ -96,38 +85,6 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     return stays;
   }
 
-  // A search that no thread has begun; null: none.
-  Search* freeSearch() {
-    const auto free = std::find_if(searches.begin(), searches.end(),
-                                   [](const Search& search) { return !search.taken; });
-    return free == searches.end() ? nullptr : &*free;
-  }
-
-  // With the lock: looks for work. False: there is none, and this thread may sleep. `task`: becomes
-  // what this thread has given itself.
-  bool look(std::unique_lock<std::mutex>& lock, Search& search, std::function<void()>& task,
-            transport::AdaptiveSpin& spin) {
-    const bool drives = search.work.until != nullptr && !held;
-    const auto found = [&] {
-      if (waiting != 0 || stopped || search.task) return true;
-      if (!drives || search.sleeps) return false;
-      // In this order, because a thread that brings a task writes `waiting` before it looks whom to
-      // wake.
-      search.sleeps = true;
-      return waiting != 0 || stopped;
-    };
-    search.taken = true;
-    search.sleeps = drives;
-    search.searcher = std::this_thread::get_id();
-    lock.unlock();
-    const bool drove = drives && search.work.until(found, spin);
-    if (!drove) spin.until(found);
-    lock.lock();
-    search.taken = search.sleeps = false;
-    task = std::exchange(search.task, nullptr);
-    return drove;
-  }
-
   // With the lock. False: none can be started now, and threads.warn() should follow without it.
   bool startWorker() {
     const auto body = [self = shared_from_this()] { self->work(); };
@@ -147,10 +104,12 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
     transport::AdaptiveSpin spin;
     const auto sleeper = std::make_shared<std::condition_variable>();
     std::function<void()> task;
+    const auto came = [this] { return waiting != 0 || stopped; };
     std::unique_lock lock(mutex);
     while (true) {
-      Search* const search = queue.empty() && !stopped ? freeSearch() : nullptr;
-      if (search != nullptr && look(lock, *search, task, spin) && !task) continue;
+      auto* const search = queue.empty() && !stopped ? searches.free() : nullptr;
+      if (search != nullptr && searches.look(lock, *search, !held, came, task, spin) && !task)
+        continue;
       while (!task && nothingToDo() && !stopped) {
         if (sleep(lock, sleeper)) continue;
         --workers;
@@ -208,20 +167,9 @@ struct WorkerPool::State : std::enable_shared_from_this<State> {
   [[nodiscard]] Wake provide() {
     Wake next;
     if (stopped || held || queue.empty()) return next;
-    std::size_t coming = called;
-    for (Search& search : searches) {
-      if (!search.taken) continue;
-      // A searcher finds by itself what it has brought.
-      const bool here = search.searcher == std::this_thread::get_id();
-      if (here || !search.sleeps) ++coming;
-    }
-    if (queue.size() <= coming) return next;  // one of those takes it
-    for (Search& search : searches) {
-      const bool here = search.searcher == std::this_thread::get_id();
-      if (!search.taken || here || !search.sleeps.exchange(false)) continue;
-      next.search = &search;
-      return next;
-    }
+    if (queue.size() <= called + searches.awake()) return next;  // one of those takes it
+    next.search = searches.callSleeping();
+    if (next.search != nullptr) return next;
     if (!sleeping.empty()) {
       next.sleeper = std::move(sleeping.back());
       sleeping.pop_back();
@@ -259,8 +207,7 @@ WorkerPool::~WorkerPool() { stop(std::chrono::milliseconds(0)); }
 
 void WorkerPool::addIdleWork(IdleWork work) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->searches.back().work.until) state_->searches.emplace_back();
-  state_->searches.back().work = std::move(work);
+  state_->searches.add(std::move(work));
 }
 
 void WorkerPool::release() {
@@ -297,13 +244,10 @@ bool WorkerPool::run(std::function<void()>&& task) {
 bool WorkerPool::runNext(std::function<void()>&& task) {
   const std::lock_guard lock(state_->mutex);
   if (state_->stopped || state_->running + 2 > state_->limit) return false;
-  for (State::Search& search : state_->searches) {
-    const bool here = search.taken && search.searcher == std::this_thread::get_id();
-    if (!here || search.task) continue;
-    search.task = std::move(task);
-    return true;
-  }
-  return false;
+  auto* const search = state_->searches.ofThisThread();
+  if (search == nullptr) return false;
+  search->task = std::move(task);
+  return true;
 }
 
 void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
@@ -314,8 +258,7 @@ void WorkerPool::stop(std::chrono::milliseconds grace, Waiting waiting) {
   for (const auto& sleeper : state_->sleeping)
     sleeper->notify_one();
   state_->backlogged.notify_all();
-  for (const State::Search& search : state_->searches)
-    if (search.sleeps) search.work.wake();
+  state_->searches.wakeSleeping();
   state_->threads.join(lock, grace);
 }
 

@@ -25,8 +25,8 @@
 #include <memory>
 #include <string>
 
+#include "rpc_backend/threads/idle_searches.h"
 #include "transport/base/error.h"
-#include "transport/base/spin.h"
 
 namespace weft::rpc {
 
@@ -36,14 +36,6 @@ struct ThreadHooks {
   std::function<void()> begin;
   std::function<void()> after_task;
   std::function<void()> end;
-};
-
-// What a thread does instead of sleeping, to get tasks by itself.
-struct IdleWork {
-  // Works until `done()`, with no lock held. False: it cannot, at present or any more.
-  std::function<bool(const std::function<bool()>& done, transport::AdaptiveSpin& spin)> until;
-  // Makes it ask `done()` again. Any thread, with the pool's lock or without.
-  std::function<void()> wake;
 };
 
 class WorkerPool {
