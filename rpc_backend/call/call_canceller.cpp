@@ -39,7 +39,7 @@ void CallCanceller::cancel(std::optional<PendingCall> call) {
 
 void CallCanceller::watch(Clock::time_point deadline) {
   {
-    // Whichever timer runs next makes one for the earliest deadline that has none before it.
+    // An earlier timer makes one for the deadline that is the next by then.
     const std::lock_guard lock(timers_mutex_);
     if (!timers_.empty() && *timers_.begin() <= deadline) return;
     timers_.insert(deadline);

@@ -55,8 +55,9 @@ class RequestClient {
   // `timeout` 0: never. A call that the user makes also ends by the deadline of the request that
   // this thread serves. Messages about RRefs and distributed autograd's contexts do not inherit it,
   // because they must arrive.
-  // If max_calls_in_flight calls to `to` are in flight, send() waits for room, at most for the
-  // call's timeout. So call it without the GIL, and not on the loop thread, which makes room.
+  // If max_calls_in_flight calls to `to` are in flight, or its queue is full, send() waits for
+  // room, at most for the call's timeout; for room in the queue at most kRoomWait. So call it
+  // without the GIL, and not on the loop thread, which makes room.
   // `quick`: the future's callbacks are Weft's own and neither wait nor call out, so the thread
   // that reads the answer may run them.
   FuturePtr send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
