@@ -110,7 +110,7 @@ void AgentParts::close() {
   sender.devices().close();
 }
 
-void AgentParts::addMetrics(std::unordered_map<std::string, std::string>& out) {
+void AgentParts::addMetrics(std::unordered_map<std::string, std::string>& out, bool gil) {
   const auto put = [&](const char* key, auto value) { out[key] = std::to_string(value); };
   context.metrics.addTo(out);
   put("agent.requests_refused_by_policy", server.refusedByPolicy());
@@ -121,6 +121,10 @@ void AgentParts::addMetrics(std::unordered_map<std::string, std::string>& out) {
   put("agent.num_idle_threads", context.workers.idleThreads());
   put("agent.receive_pool_bytes", receive_pool != nullptr ? receive_pool->heldBytes() : 0);
   sender.addMetrics(out);
+  if (!gil) return;
+  const std::uint64_t waits = context.metrics.gil_waits.load();
+  const auto total = static_cast<double>(context.metrics.gil_wait_us.load());
+  put("agent.gil_average_wait_time_us", waits == 0 ? 0 : total / static_cast<double>(waits));
 }
 
 }  // namespace weft::rpc

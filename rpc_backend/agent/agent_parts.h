@@ -27,8 +27,8 @@ struct AgentParts {
   void join();
   // Nothing arrives, waits or runs any more. Idempotent.
   void close();
-  // What the parts count.
-  void addMetrics(std::unordered_map<std::string, std::string>& out);
+  // What the parts count; `gil`: also the mean wait for the GIL.
+  void addMetrics(std::unordered_map<std::string, std::string>& out, bool gil);
 
   // Each may use those above it; what one needs of those below it comes as a function.
   AgentContext context;

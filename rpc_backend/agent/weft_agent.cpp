@@ -244,14 +244,7 @@ const AgentMetrics& WeftAgent::counters() const noexcept { return parts_->contex
 std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   checkProcess("metrics of RPC");
   std::unordered_map<std::string, std::string> out;
-  parts_->addMetrics(out);
-  if (isGILProfilingEnabled()) {
-    const AgentMetrics& metrics = counters();
-    const std::uint64_t waits = metrics.gil_waits.load();
-    const auto total = static_cast<double>(metrics.gil_wait_us.load());
-    out["agent.gil_average_wait_time_us"] =
-        std::to_string(waits == 0 ? 0 : total / static_cast<double>(waits));
-  }
+  parts_->addMetrics(out, isGILProfilingEnabled());
   return out;
 }
 

@@ -1,12 +1,11 @@
 // The calls of an agent, as its endpoint sees them.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
-#include <thread>
 
 #include "tests/rpc_backend/agent_world.h"
 #include "tests/rpc_backend/fake_endpoint.h"
+#include "tests/support/waiting.h"
 
 namespace weft::rpc {
 namespace {
@@ -43,11 +42,12 @@ TEST(RequestClient, CallsThatExpireLeaveNoTimersBehind) {
   std::size_t waiting = 0;  // timers of the long call
   for (int i = 0; i < 20; ++i) {
     const auto call = world.call(1ms);
-    while (!call->completed()) {
-      std::this_thread::sleep_for(1ms);
+    const auto expires = [&] {
       for (const auto& [delay, task] : world.endpoint->planned())
         delay < 1min ? task() : static_cast<void>(++waiting);
-    }
+      return call->completed();
+    };
+    EXPECT_TRUE(waitUntil(expires, 10s));
     EXPECT_TRUE(call->hasError());
   }
   EXPECT_EQ(waiting, 1U);
