@@ -25,7 +25,7 @@ struct ForwardInput {
   std::size_t chunks = 1;
   bool training = false;
   Checkpoint checkpoint = Checkpoint::kNever;
-  bool plain = false;     // see plain_run.h
+  bool plain = false;     // see ordinary_graph.h
   bool in_order = false;  // one task after the other, on the calling thread
 };
 

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "pipe/engine/ordinary_graph.h"
 #include "pipe/engine/pipeline_node.h"
-#include "pipe/engine/plain_run.h"
 
 namespace weft::pipe {
 
@@ -17,7 +17,7 @@ namespace {
 // What the stages refer to, and how the mini-batch has to run because of it.
 struct StagesNow {
   std::vector<std::shared_ptr<StageTensors>> tensors;  // empty: no gradients are wanted
-  bool plain = false;                                  // see plain_run.h
+  bool plain = false;                                  // see ordinary_graph.h
 };
 
 StagesNow lookAt(PipelineContext& context, const ForwardInput& input) {

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "pipe/data/memory.h"
-#include "pipe/engine/plain_run.h"
+#include "pipe/engine/ordinary_graph.h"
 
 namespace weft::pipe {
 

@@ -64,7 +64,7 @@ class PickledValues final : public PythonValues {
 
   Parcel pack(const at::IValue& value) override {
     return withGil([&]() -> Parcel {
-      const py::object packed = pack_(torch::jit::toPyObject(value), /*input=*/true);
+      const py::object packed = pack_(torch::jit::toPyObject(value), /*forward=*/true);
       auto [layout, tensors] = packed.cast<std::tuple<std::string, Tensors>>();
       return {std::move(layout), std::move(tensors)};
     });

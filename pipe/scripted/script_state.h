@@ -1,5 +1,5 @@
 // The state of scripted layers, by the names that a plain nn.Sequential gives it: what
-// weft/pipe/_workers/state.py does in Python.
+// weft/pipe/_workers/state.py and worker_optimizer.py do in Python.
 //
 // Threads: one at a time, and none while a mini-batch runs. Failure: c10::Error, and nothing has
 // changed.

@@ -1,4 +1,4 @@
-#include "pipe/engine/plain_run.h"
+#include "pipe/engine/ordinary_graph.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
