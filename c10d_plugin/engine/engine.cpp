@@ -49,7 +49,11 @@ class Engine::QueuedOp final : public OpQueue::Task {
   // Sets `call` if the error does not say what was called.
   void runWith(OpContext context, std::optional<OpRecord>& call) {
     try {
-      engine_->runOrExplain(context, run_, [this] { return recorded_.record(); });
+      engine_->runOrExplain(context, run_, [this] {
+        auto own = recorded_.record();
+        if (own) own->site = site_;
+        return own;
+      });
     } catch (const c10::Error&) {
       if (!context.differed()) call = recorded_.record();
       throw;
@@ -61,6 +65,7 @@ class Engine::QueuedOp final : public OpQueue::Task {
   c10::intrusive_ptr<WeftWork> work_;
   Run run_;
   TrackedOp recorded_;
+  const std::string site_ = OpRecorder::get().siteForErrors();  // made by the thread that calls
   bool has_callbacks_ = false;
 };
 

@@ -39,16 +39,15 @@ TrackedOp GroupRecorder::record(const OpParams& params, const OpInfo& info,
 
 TrackedOp GroupRecorder::forErrorOnly(const OpParams& params, const OpInfo& info,
                                       std::uint64_t sequence) const {
-  OpRecord made = makeRecord(params, info, sequence);
-  made.site = OpRecorder::get().siteForErrors();
-  return TrackedOp(std::move(made));
+  return TrackedOp(makeRecord(params, info, sequence));
 }
 
 OpRecord GroupRecorder::ownCall(const TrackedOp& recorded, const OpParams& params,
                                 const OpInfo& info, std::uint64_t sequence) const {
-  if (auto made = recorded.record()) return *std::move(made);
-  OpRecord made = makeRecord(params, info, sequence);
-  made.site = OpRecorder::get().site();
+  auto known = recorded.record();
+  auto site = known ? OpRecorder::get().siteForErrors() : OpRecorder::get().site();
+  OpRecord made = known ? *std::move(known) : makeRecord(params, info, sequence);
+  made.site = std::move(site);
   return made;
 }
 

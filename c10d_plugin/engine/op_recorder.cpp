@@ -47,8 +47,7 @@ std::string OpRecorder::site() const {
 }
 
 std::uint64_t OpRecorder::add(OpRecord record) {
-  record.traceback = stack();  // these take the GIL: before the lock
-  record.site = siteForErrors();
+  record.traceback = stack();  // takes the GIL: before the lock
   record.thread_id = static_cast<std::uint64_t>(pthread_self());
   record.thread_name = c10::getThreadName();
   record.created_ns = c10::getTime();

@@ -51,7 +51,7 @@ struct OpRecord {
   std::uint64_t thread_id = 0;
   std::string thread_name;
   std::shared_ptr<torch::CapturedTraceback> traceback;
-  std::string site;  // OpRecorder::site()
+  std::string site;  // OpRecorder::site(), for an error only
 };
 
 // The operations of one group, in numbers.
@@ -80,7 +80,7 @@ class WEFT_API OpRecorder {
   // As site(), where stacks are wanted.
   std::string siteForErrors() const { return stacks_.load() ? site() : std::string(); }
 
-  // The id of the new entry; `record`'s id, times, thread, traceback and site are filled in here.
+  // The id of the new entry; `record`'s id, times, thread and traceback are filled in here.
   std::uint64_t add(OpRecord record);
   void started(std::uint64_t id) noexcept;
   void ended(std::uint64_t id, bool failed) noexcept;

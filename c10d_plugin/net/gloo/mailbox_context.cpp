@@ -67,7 +67,7 @@ class MailboxTransport final : public gloo::transport::Context {
 MailboxBuffer::~MailboxBuffer() {
   for (std::deque<Begun>* begun : {&sent_, &received_}) {
     for (const Begun& one : *begun) {
-      if (requests_.wait(one.part)) continue;
+      if (requests_.wait(one.request)) continue;
       (void)!requests_.finish();
       return;
     }
@@ -98,7 +98,7 @@ bool MailboxBuffer::wait(std::deque<Begun>& begun, int* rank) {
   if (begun.empty()) throw std::logic_error("Gloo waits for a message that was not begun");
   const Begun one = begun.front();
   begun.pop_front();
-  if (!requests_.wait(one.part)) {
+  if (!requests_.wait(one.request)) {
     (void)!requests_.finish();
     throw RequestsFailed();
   }

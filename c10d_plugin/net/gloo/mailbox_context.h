@@ -46,7 +46,7 @@ class MailboxBuffer final : public gloo::transport::UnboundBuffer {
 
  private:
   struct Begun {
-    RequestSet::Request* part;
+    RequestSet::Request* request;
     int peer;
   };
   Bytes range(std::size_t offset, std::size_t bytes) const;

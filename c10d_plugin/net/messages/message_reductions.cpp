@@ -186,8 +186,8 @@ Error MessageCollectives::reduceShares(const Call& call, const OpFingerprint& wh
     shares.begun(requests, block);
   };
   const auto reduce_own = [&](std::size_t block) {
-    for (RequestSet::Request* part : coming[block % ahead])
-      if (!requests.wait(part)) return false;
+    for (RequestSet::Request* request : coming[block % ahead])
+      if (!requests.wait(request)) return false;
     RequestSet::Request*& sent = going[block % ahead];
     if (sent != nullptr && !requests.wait(sent)) return false;
     const ConstBytes own = shares.values(block, rank_);
