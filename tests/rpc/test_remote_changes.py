@@ -10,7 +10,7 @@ import torch
 import torch.distributed.rpc as rpc
 from module_group import module_group
 from torch import Tensor, nn
-from waiting import wait_until
+from waiting import wait_for
 
 import weft
 
@@ -42,9 +42,9 @@ class Times(nn.Module):
         return x * self.factor
 
 
-def numbers_alive() -> int:
+def alive_with(factor: float) -> int:
     gc.collect()
-    return len(_alive)
+    return sum(module.factor == factor for module in _alive)
 
 
 CASTS = {
@@ -93,14 +93,11 @@ def test_a_scripted_model_calls_the_module_that_was_made_again(group, name):
 
 
 def replace() -> int:
-    before = rpc.rpc_sync("worker1", numbers_alive)
-    there = weft.RemoteModule("worker1", Times, (1.0,), name="replaced")
+    there = weft.RemoteModule("worker1", Times, (11.0,), name="replaced")
     for _ in range(5):
         there.make_again()
     there(X)
-    wait_until(
-        lambda: rpc.rpc_sync("worker1", numbers_alive) == before + 1, lambda: "one module is left"
-    )
+    wait_for(lambda: rpc.rpc_sync("worker1", alive_with, args=(11.0,)), 1, "the modules left")
     return len([one for one in weft.published("worker1") if one.name == "replaced"])
 
 
