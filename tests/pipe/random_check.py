@@ -188,6 +188,7 @@ def thread_state() -> dict[str, Any]:
         "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(False),
         "function modes": torch._C._len_torch_function_stack(),
         "forward-mode level": forward_ad._current_level,
+        "anomaly mode": torch.is_anomaly_enabled(),
     }
 
 
@@ -196,6 +197,7 @@ def set_right() -> None:
     while torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
     torch.set_grad_enabled(True)
+    torch.set_anomaly_enabled(False)
 
 
 def check(

@@ -79,8 +79,9 @@ def two_threads(run: Run) -> None:
         if loss.requires_grad:
             loss.backward()
 
-    # Modules alone are not for two threads, and what is around both is this thread's only.
-    around = any(name.endswith("_all") for name in run.step.around)
+    # Modules alone are not for two threads, what is around both is this thread's only, and anomaly
+    # mode is the whole process's: whoever leaves it last restores what the other one had set.
+    around = any(name.endswith("_all") or name == "anomaly" for name in run.step.around)
     if around or isinstance(run.model.parts[0], Plain):
         for inputs in batches:
             one(inputs)
