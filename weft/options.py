@@ -54,17 +54,6 @@ def check_int(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -
     return value
 
 
-def _from_environment(name: str, fallback: float) -> float:
-    text = os.environ.get(name)
-    if not text:
-        return fallback
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a number of seconds, got {text!r}") from None
-    return check_seconds(name, value)
-
-
 class RpcOptions(TypedDict, total=False):
     """The options of :class:`RpcBackendOptions` by name, for type checkers."""
 
@@ -150,14 +139,13 @@ class RpcBackendOptions(_C.RpcBackendOptionsBase):
             for worker, device_map in (device_maps or {}).items()
         }
         self.devices = [_accelerator(device) for device in devices or ()]
-        for name, variable, value, fallback in (
-            ("heartbeat_interval", "WEFT_HEARTBEAT_INTERVAL", heartbeat_interval, 1.0),
-            ("peer_timeout", "WEFT_PEER_TIMEOUT", peer_timeout, 5.0),
-            ("reconnect_timeout", "WEFT_RECONNECT_TIMEOUT", reconnect_timeout, 5.0),
+        for name, value in (
+            ("heartbeat_interval", heartbeat_interval),
+            ("peer_timeout", peer_timeout),
+            ("reconnect_timeout", reconnect_timeout),
         ):
-            given = value is not None
-            seconds = check_seconds(name, value) if given else _from_environment(variable, fallback)
-            setattr(self, name, seconds)
+            if value is not None:
+                setattr(self, name, check_seconds(name, value))
         if reconnect_timeout is None and not os.environ.get("WEFT_RECONNECT_TIMEOUT"):
             self.reconnect_timeout = min(self.reconnect_timeout, self.peer_timeout)
         for name, value in (

@@ -8,22 +8,22 @@ namespace weft::process_group {
 
 const c10::intrusive_ptr<c10d::Backend>& Delegates::of(c10::Device device) {
   Slot& slot = slots_.at(static_cast<std::size_t>(device.type()));
-  TORCH_CHECK(!ended_.load(), "weft: the process group has ended, and takes no tensors on ",
-              c10::DeviceTypeName(device.type(), true), " any more");
+  checkNotEnded(device);
   std::call_once(slot.once, [&] { make(device, slot); });
   return slot.owner;
+}
+
+void Delegates::checkNotEnded(c10::Device device) const {
+  TORCH_CHECK(!ended_.load(), "weft: the process group has ended, and takes no tensors on ",
+              c10::DeviceTypeName(device.type(), true), " any more");
 }
 
 void Delegates::make(c10::Device device, Slot& slot) {
   const std::string name = c10::DeviceTypeName(device.type(), true);
   DelegateSpec spec;
-  std::string uid;
-  std::string description;
   {
     const std::lock_guard lock(mutex_);
     spec = spec_;
-    uid = uid_;
-    description = description_;
   }
   spec.device = device;
   spec.store = c10::make_intrusive<c10d::PrefixStore>("weft_" + name + "/", spec.store);
@@ -33,10 +33,23 @@ void Delegates::make(c10::Device device, Slot& slot) {
   TORCH_CHECK(backend->getRank() == spec.rank && backend->getSize() == spec.size, "weft: rank ",
               spec.rank, " of ", spec.size, " was given a backend for ", name, " that is rank ",
               backend->getRank(), " of ", backend->getSize());
-  backend->setGroupUid(uid);
-  backend->setGroupDesc(description);
   slot.owner = std::move(backend);
   slot.backend.store(slot.owner.get(), std::memory_order_release);
+  // From here on each() reaches it. What the group was told before, perhaps while it was made, it
+  // hears now.
+  std::string uid, description;
+  std::chrono::milliseconds timeout{};
+  {
+    const std::lock_guard lock(mutex_);
+    uid = uid_;
+    description = description_;
+    timeout = spec_.timeout;
+  }
+  slot.owner->setGroupUid(uid);
+  slot.owner->setGroupDesc(description);
+  if (timeout != spec.timeout) slot.owner->setTimeout(timeout);
+  if (ended_.load()) slot.owner->abort();
+  checkNotEnded(device);
 }
 
 c10::intrusive_ptr<c10d::Backend> Delegates::made(c10::DeviceType device) const {

@@ -71,6 +71,7 @@ class Delegates {
     std::atomic<c10d::Backend*> backend{nullptr};
   };
 
+  void checkNotEnded(c10::Device device) const;
   void make(c10::Device device, Slot& slot);
   template <typename Function>
   void each(Function&& function) const {

@@ -88,6 +88,16 @@ bool OpFingerprint::agreesWith(const OpFingerprint& other) const noexcept {
   return hasUnevenParts(operation) || bytes == other.bytes;
 }
 
+std::string differentCalls(int their_rank, const Label& theirs, int own_rank, const Label& ours) {
+  const std::string their_call = OpFingerprint::of(theirs).describe();
+  const std::string own_call = OpFingerprint::of(ours).describe();
+  std::string text = "the ranks called different operations: rank " + std::to_string(their_rank) +
+                     " called " + their_call + ", rank " + std::to_string(own_rank) + " called " +
+                     own_call;
+  if (theirs == ours) return text + ", which takes no such message";
+  return their_call == own_call ? text + ", with parts of other sizes" : text;
+}
+
 std::string whyNotReducible(const OpFingerprint& op, std::size_t bytes) {
   if (!canReduce(op.element, op.reduction)) {
     return std::string("elements of type ") + toString(op.element) + " cannot be reduced by " +

@@ -78,6 +78,10 @@ struct OpFingerprint {
   bool agreesWith(const OpFingerprint& other) const noexcept;
 };
 
+// "the ranks called different operations: rank 2 called …, rank 0 called …". The labels are those
+// of two OpFingerprints: `theirs` may be a message's that the operation `ours` cannot take.
+std::string differentCalls(int their_rank, const Label& theirs, int own_rank, const Label& ours);
+
 // Why `bytes` bytes cannot be reduced in this operation; empty: they can.
 std::string whyNotReducible(const OpFingerprint& op, std::size_t bytes);
 

@@ -234,12 +234,15 @@ DeviceMessages::WorkPtr DeviceMessages::receive(const at::Tensor& tensor, int fr
 
 bool DeviceMessages::close(milliseconds limit) {
   const auto deadline = steady_clock::now() + limit;
+  const auto left = [&] {
+    return std::max(milliseconds(1),
+                    std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()));
+  };
   bool done = true;
   each([&](auto& channel) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    done = channel->queue.drain(std::max(milliseconds(1), left)) && done;
+    done = channel->queue.drain(left()) && done;
     channel->queue.close();
-    done = channel->queue.waitForThreads(std::max(milliseconds(1), left)) && done;
+    done = channel->queue.waitForThreads(left()) && done;
   });
   return done;
 }

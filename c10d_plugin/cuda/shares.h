@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <vector>
@@ -24,13 +23,6 @@ inline std::vector<std::int64_t> sizesOf(const std::vector<at::Tensor>& tensors)
   for (const at::Tensor& tensor : tensors)
     sizes.push_back(tensor.defined() ? tensor.numel() : kAnySize);
   return sizes;
-}
-
-inline void checkTimes(const at::Tensor& whole, const at::Tensor& share, std::size_t ranks,
-                       const char* title) {
-  TORCH_CHECK(whole.numel() == share.numel() * static_cast<std::int64_t>(ranks), title,
-              ": the larger tensor must have ", ranks, " times the elements of the smaller, got ",
-              whole.numel(), " and ", share.numel());
 }
 
 }  // namespace weft::process_group

@@ -30,7 +30,7 @@ void OpRecorder::start(std::size_t size, bool stacks, bool cpp_stacks) {
   const std::lock_guard lock(mutex_);
   ring_.clear();
   ring_.reserve(size);
-  next_ = 0;
+  first_ = next_;  // operations that run have the ids of before
   stacks_.store(stacks);
   cpp_stacks_.store(cpp_stacks);
   size_.store(size);
@@ -61,15 +61,15 @@ std::uint64_t OpRecorder::add(OpRecord record) {
   if (ring_.size() < size) {
     ring_.push_back(std::move(record));
   } else {
-    dropped = std::exchange(ring_[id % size], std::move(record));
+    dropped = std::exchange(ring_[(id - first_) % size], std::move(record));
   }
   return id;
 }
 
-// With the lock. Null: newer operations have taken its place.
+// With the lock. Null: newer operations have taken its place, or it is of before start().
 OpRecord* OpRecorder::find(std::uint64_t id) noexcept {
-  if (ring_.empty()) return nullptr;
-  OpRecord& entry = ring_[id % std::max(ring_.size(), size_.load(std::memory_order_relaxed))];
+  if (id < first_ || ring_.empty()) return nullptr;
+  OpRecord& entry = ring_[(id - first_) % size_.load(std::memory_order_relaxed)];
   return entry.id == id ? &entry : nullptr;
 }
 

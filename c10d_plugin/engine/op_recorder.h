@@ -103,9 +103,9 @@ class WEFT_API OpRecorder {
   std::atomic<bool> stacks_{false}, cpp_stacks_{false};
   std::atomic<std::uint64_t> failures_{0};
   mutable std::mutex mutex_;
-  std::vector<OpRecord> ring_;  // the entry `id` is at id % size
+  std::vector<OpRecord> ring_;  // the entry `id` is at (id - first_) % size
   std::vector<GroupRecord> groups_;
-  std::uint64_t next_ = 0;
+  std::uint64_t first_ = 0, next_ = 0;  // ids: the first since start(), and the next
 };
 
 // Records one operation while it runs; does nothing if the operation is not recorded. The

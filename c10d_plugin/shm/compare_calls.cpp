@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "c10d_plugin/core/different_calls.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/shm/context.h"
 #include "transport/base/peer_name.h"
 

@@ -1,5 +1,6 @@
 #include "c10d_plugin/tensors/contiguous_tensor.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
@@ -7,21 +8,10 @@ namespace weft::process_group {
 
 namespace {
 
-bool isPlain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
-// How many bytes of its storage a tensor with elements needs.
-std::size_t endOf(const at::Tensor& tensor) {
-  std::int64_t last = tensor.storage_offset();
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  return static_cast<std::size_t>(last + 1) * tensor.itemsize();
-}
-
 bool hasItsMemory(const at::Tensor& tensor) {
-  return tensor.numel() == 0 || tensor._is_zerotensor() ||
-         endOf(tensor) <= tensor.storage().nbytes();
+  return tensor._is_zerotensor() ||
+         at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                          tensor.storage_offset()) <= tensor.storage().nbytes();
 }
 
 std::string missingMemoryText(const at::Tensor& tensor) {

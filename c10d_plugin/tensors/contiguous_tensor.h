@@ -12,6 +12,11 @@
 
 namespace weft::process_group {
 
+// Contiguous, and its memory holds its values as they are: no lazy conjugation or negation.
+inline bool isPlain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 // Throws c10::Error that names the operation, unless the tensor is dense and on the CPU.
 void checkDense(const at::Tensor& tensor, const char* title);
 

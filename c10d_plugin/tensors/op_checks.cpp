@@ -66,10 +66,16 @@ void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, con
               " elements, its place in the list (", rank, ") has ", place.numel());
 }
 
+void checkTimes(const at::Tensor& whole, const at::Tensor& share, std::size_t ranks,
+                const char* title) {
+  TORCH_CHECK(whole.numel() == share.numel() * static_cast<std::int64_t>(ranks), title,
+              ": the larger tensor must have ", ranks, " times the elements of the smaller, got ",
+              whole.numel(), " and ", share.numel());
+}
+
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title) {
   checkAlike(whole, {share}, title);
-  TORCH_CHECK(whole.numel() == share.numel() * size, title, ": the larger tensor must have ", size,
-              " times the elements of the smaller, got ", whole.numel(), " and ", share.numel());
+  checkTimes(whole, share, static_cast<std::size_t>(size), title);
 }
 
 namespace {

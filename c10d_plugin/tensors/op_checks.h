@@ -34,6 +34,9 @@ WEFT_API void checkWritable(const Tensors& outputs, const char* title);
 // This rank's own tensor in a list must have as many elements as the tensor that goes there.
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title);
 // `whole` is made of one `share` per rank.
+// One is as large as `ranks` of the other.
+void checkTimes(const at::Tensor& whole, const at::Tensor& share, std::size_t ranks,
+                const char* title);
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title);
 // all_to_all_single: what this rank sends to itself is as much as it expects from itself. The
 // splits have been checked.

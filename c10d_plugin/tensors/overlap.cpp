@@ -1,5 +1,7 @@
 #include "c10d_plugin/tensors/overlap.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -14,11 +16,8 @@ bool overlap(ByteRange a, ByteRange b) {
 
 ByteRange bytesOf(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.numel() == 0) return {};
-  std::int64_t last = 0;
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
   return {static_cast<const std::byte*>(tensor.const_data_ptr()),
-          static_cast<std::size_t>(last + 1) * tensor.itemsize()};
+          at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())};
 }
 
 Occupied::Occupied(std::vector<ByteRange> ranges) : ranges_(std::move(ranges)) {

@@ -1,5 +1,6 @@
 #include "pipe/data/memory.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/InferenceMode.h>
@@ -61,12 +62,9 @@ bool overlap(const c10::StorageImpl& one, const c10::StorageImpl& other) {
          meet(addressOf(other) - addressOf(one), one.nbytes(), other.nbytes());
 }
 
-// The bytes from the first element to the end of the last one; there are some.
+// The bytes from the first element to the end of the last one.
 std::size_t extentOf(const at::Tensor& tensor) {
-  std::int64_t last = 0;
-  for (const auto d : c10::irange(tensor.dim()))
-    last += (tensor.size(d) - 1) * tensor.stride(d);
-  return static_cast<std::size_t>(last + 1) * tensor.itemsize();
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
 }
 
 // Leaves inference mode, but stays without gradients.

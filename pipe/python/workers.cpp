@@ -15,6 +15,7 @@
 #include "pipe/workers/distributed_gradients.h"
 #include "pipe/workers/repeated_draws.h"
 #include "pipe/workers/split_backward.h"
+#include "pipe/workers/stage_errors.h"
 
 namespace py = pybind11;
 
@@ -138,10 +139,21 @@ void bindDistributedGradients(py::module_& pipe) {
            "Adds the leaves' gradients to this worker's distributed autograd context.");
 }
 
+void bindStageErrors(py::module_& pipe) {
+  pipe.attr("CHANGES_ITS_INPUT") = stage_errors::kChangesItsInput;
+  pipe.attr("CHANGES_ONE_OF_SEVERAL") = stage_errors::kChangesOneOfSeveral;
+  pipe.attr("INPUT_HAS_CHANGED") = stage_errors::kInputHasChanged;
+  pipe.attr("LEAVES_GRADIENTS_OFF") = stage_errors::kLeavesGradientsOff;
+  pipe.attr("HAS_NO_GRAPH") = stage_errors::kHasNoGraph;
+  pipe.attr("A_LEAF") = stage_errors::kALeaf;
+  pipe.attr("LEAF_IS_INPUT") = stage_errors::kLeafIsInput;
+}
+
 }  // namespace
 
 void bindWorkers(py::module_& pipe) {
   bindDistributedGradients(pipe);
+  bindStageErrors(pipe);
   py::enum_<Sent>(pipe, "Sent")
       .value("input", Sent::kInput)
       .value("gradients", Sent::kGradients)
@@ -158,6 +170,7 @@ void bindWorkers(py::module_& pipe) {
       .def("is_over", &Arrivals::isOver, py::arg("mini_batch"))
       .def("__len__", &Arrivals::size);
   pipe.def("open_arrivals", &openArrivals, py::arg("pipeline"));
+  pipe.def("no_stage_at", &noStageAt, py::arg("worker"));
   pipe.def("close_arrivals", &closeArrivals, py::arg("pipeline"), py::arg("own"));
   py::class_<Deliveries>(pipe, "Deliveries", "What this worker sends in one mini-batch.")
       .def(py::init<std::string>(), py::arg("pipeline"))

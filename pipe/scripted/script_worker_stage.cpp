@@ -8,31 +8,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "pipe/workers/stage_errors.h"
+
 namespace weft::pipe {
 
 namespace {
-
-constexpr const char* kChangesItsInput =
-    "the stage changes its input in place, and a recomputation needs the input as it was: use "
-    "checkpoint=\"never\", or let the stage's first operation make a new tensor";
-constexpr const char* kChangesOneOfSeveral =
-    "the stage changes one of its inputs in place, and others had the same memory in the stage "
-    "before, which is on another worker: they do not change here. Give clones, or change a clone";
-constexpr const char* kInputHasChanged =
-    "an input of the stage was changed in place after its forward, and the recomputation for the "
-    "backward needs it as it was: change a clone, or use checkpoint=\"never\"";
-constexpr const char* kLeavesGradientsOff =
-    "a layer of the stage, or the loss, switches gradients off with torch.set_grad_enabled(False) "
-    "and leaves them off: use `with torch.no_grad():`, which ends";
-constexpr const char* kHasNoGraph =
-    "the loss of a micro-batch does not require a gradient, so that a step trains nothing: the "
-    "loss is detached or an integer, or all parameters are frozen. For a loss without training, "
-    "compute it of the output of pipe(inputs)";
-// What torch says of it, and what is added to that; a parameter may be meant as well.
-constexpr const char* kALeaf = "leaf Variable that requires grad";
-constexpr const char* kLeafIsInput =
-    "If that is the stage's input: let the stage's first operation make a new tensor "
-    "(inplace=False).";
 
 bool fits(const Values& arguments, const c10::FunctionSchema& schema) {
   const auto& wanted = schema.arguments();  // self is the first
@@ -109,10 +89,10 @@ at::Tensor ScriptWorkerStage::loss(const StageContext& at, StageArguments argume
     held.wanted = held.cuts.size();
   }
   const at::IValue made = callScript(criterion, {output, onHost(target)}, python_);
-  TORCH_CHECK(at::GradMode::is_enabled(), kLeavesGradientsOff);
+  TORCH_CHECK(at::GradMode::is_enabled(), stage_errors::kLeavesGradientsOff);
   TORCH_CHECK(made.isTensor() && made.toTensor().numel() == 1 && !made.toTensor().is_complex(),
               "the loss of a micro-batch must be a tensor of one real number, got ", made);
-  TORCH_CHECK(made.toTensor().requires_grad(), kHasNoGraph);
+  TORCH_CHECK(made.toTensor().requires_grad(), stage_errors::kHasNoGraph);
   const at::Tensor loss = made.toTensor().reshape({}) * weight;
   held.outputs.push_back(loss);
   hold(at.micro_batch, std::move(held));
@@ -173,12 +153,14 @@ at::IValue ScriptWorkerStage::run(const StageContext& at, StageArguments argumen
     output = call(arguments.values);
   } catch (const std::runtime_error& error) {  // TorchScript's
     const std::string said = error.what();
-    TORCH_CHECK(said.find(kALeaf) == std::string::npos, said, " ", kLeafIsInput);
+    TORCH_CHECK(said.find(stage_errors::kALeaf) == std::string::npos, said, " ",
+                stage_errors::kLeafIsInput);
     throw;
   }
   if (again) draws->end();
-  TORCH_CHECK(!with_graph || at::GradMode::is_enabled(), kLeavesGradientsOff);
-  TORCH_CHECK(!haveChanged(versions), again ? kChangesItsInput : kChangesOneOfSeveral);
+  TORCH_CHECK(!with_graph || at::GradMode::is_enabled(), stage_errors::kLeavesGradientsOff);
+  TORCH_CHECK(!haveChanged(versions),
+              again ? stage_errors::kChangesItsInput : stage_errors::kChangesOneOfSeveral);
   if (again)
     held.again = Again{at, std::move(arguments.values), std::move(versions), std::move(draws),
                        OutputSample(tensorsOf({output}))};
@@ -206,7 +188,7 @@ ScriptWorkerStage::Held ScriptWorkerStage::take(std::size_t micro_batch) {
 
 ScriptWorkerStage::Roots ScriptWorkerStage::roots(Held& held,
                                                   const std::optional<Tensors>& gradients) const {
-  TORCH_CHECK(!held.again || !haveChanged(held.again->versions), kInputHasChanged);
+  TORCH_CHECK(!held.again || !haveChanged(held.again->versions), stage_errors::kInputHasChanged);
   Tensors found;
   if (gradients) {
     found = *gradients;

@@ -3,10 +3,38 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
+#include "transport/base/environment.h"
+#include "transport/base/parse_number.h"
 #include "transport/memory/pages.h"
 
 namespace weft::rpc {
+
+namespace {
+
+double secondsFrom(const char* variable, double otherwise) {
+  const std::string text = environment::value(variable);
+  if (text.empty()) return otherwise;
+  const auto seconds = transport::parseNumber<double>(text);
+  TORCH_CHECK_VALUE(seconds, variable, " must be a number of seconds, got '", text, "'");
+  TORCH_CHECK_VALUE(*seconds >= 0 && std::isfinite(*seconds), variable,
+                    " must not be negative or infinite, got ", text);
+  return *seconds;
+}
+
+}  // namespace
+
+WeftRpcBackendOptions::WeftRpcBackendOptions()
+    : WeftRpcBackendOptions(torch::distributed::rpc::kDefaultRpcTimeoutSeconds,
+                            torch::distributed::rpc::kDefaultInitMethod) {}
+
+WeftRpcBackendOptions::WeftRpcBackendOptions(float rpc_timeout, std::string init_method)
+    : RpcBackendOptions(rpc_timeout, std::move(init_method)),
+      heartbeat_interval(secondsFrom(environment::kHeartbeatInterval, 1.0)),
+      peer_timeout(secondsFrom(environment::kPeerTimeout, 5.0)),
+      reconnect_timeout(secondsFrom(environment::kReconnectTimeout, std::min(5.0, peer_timeout))) {}
 
 milliseconds toTimeout(float seconds) {
   // A clock can count so far; nobody notices the difference from "infinity".

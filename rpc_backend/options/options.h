@@ -25,16 +25,19 @@ inline milliseconds fromSeconds(float seconds) {
 milliseconds toTimeout(float seconds);
 
 struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptions {
-  using RpcBackendOptions::RpcBackendOptions;
+  WeftRpcBackendOptions();
+  WeftRpcBackendOptions(float rpc_timeout, std::string init_method);
 
   int num_worker_threads = 16;       // threads that run requests, at most
   DeviceMaps device_maps;            // worker name -> {device here: device there}
   std::vector<c10::Device> devices;  // accelerators in use; empty: those of the maps
-  double heartbeat_interval = 1.0;   // seconds
-  double peer_timeout = 5.0;         // seconds of silence after which a peer is lost
-  // Seconds that a broken connection may take to be made again before its peer is lost, at most
+  // In seconds; by default as WEFT_HEARTBEAT_INTERVAL, WEFT_PEER_TIMEOUT and WEFT_RECONNECT_TIMEOUT
+  // say (environment.md). The constructor throws c10::ValueError where one of them is no time.
+  double heartbeat_interval;
+  double peer_timeout;  // of silence after which a peer is lost
+  // What a broken connection may take to be made again before its peer is lost, at most
   // peer_timeout; 0: a broken connection is a lost peer.
-  double reconnect_timeout = 5.0;
+  double reconnect_timeout;
   std::uint64_t max_message_bytes = mostByDefault();
   // Bytes of requests from one peer that wait or run here; a request beyond is refused.
   std::uint64_t max_inflight_bytes = mostByDefault();

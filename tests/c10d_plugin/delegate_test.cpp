@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -108,6 +109,7 @@ class Delegate : public testing::Test {
       specs.push_back(spec);
       if (fail) throw std::runtime_error("no such device here");
       if (!spec.device.is_meta()) return c10::intrusive_ptr<c10d::Backend>();
+      meanwhile();
       noting = c10::make_intrusive<NotingBackend>(spec.rank, spec.size);
       return c10::intrusive_ptr<c10d::Backend>(noting);
     };
@@ -123,6 +125,7 @@ class Delegate : public testing::Test {
   std::vector<DelegateSpec> specs;
   c10::intrusive_ptr<NotingBackend> noting;
   bool fail = false;
+  std::function<void()> meanwhile = [] {};  // while one is made
   c10::intrusive_ptr<WeftBackend> backend;
   std::vector<at::Tensor> here{on(c10::DeviceType::CPU)}, there{on(c10::DeviceType::Meta)};
 };
@@ -143,6 +146,22 @@ TEST_F(Delegate, IsMadeByTheFirstTensorOfItsDevice) {
   EXPECT_NE(specs[0].store, nullptr);
   EXPECT_EQ(noting->getGroupUid(), "the uid");
   EXPECT_EQ(backend->delegate(c10::DeviceType::Meta).get(), noting.get());
+}
+
+TEST_F(Delegate, HearsWhatTheGroupIsToldWhileItIsMade) {
+  meanwhile = [&] {
+    backend->setTimeout(std::chrono::seconds(7));
+    backend->setGroupUid("the uid");
+  };
+  backend->allreduce(there, {});
+  EXPECT_THAT(noting->take(), ElementsAre("timeout", "allreduce"));
+  EXPECT_EQ(noting->getGroupUid(), "the uid");
+}
+
+TEST_F(Delegate, EndsWithAGroupThatEndsWhileItIsMade) {
+  meanwhile = [&] { backend->abort(); };
+  EXPECT_THROW(backend->allreduce(there, {}), c10::Error);
+  EXPECT_THAT(noting->take(), ElementsAre("abort"));
 }
 
 TEST_F(Delegate, GetsEveryOperation) {

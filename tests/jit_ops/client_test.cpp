@@ -495,6 +495,19 @@ TEST(Client, StaticGroupsMeetByTheEnvironment) {
             }));
 }
 
+TEST(Client, TimesComeFromTheEnvironment) {
+  ::setenv("WEFT_HEARTBEAT_INTERVAL", "0.5", 1);
+  ::setenv("WEFT_PEER_TIMEOUT", "3", 1);
+  const JoinOptions join;
+  EXPECT_EQ(join.rpc.heartbeat_interval, 0.5);
+  EXPECT_EQ(join.rpc.peer_timeout, 3);
+  EXPECT_EQ(join.rpc.reconnect_timeout, 3);  // the default, but not more than that
+  ::setenv("WEFT_PEER_TIMEOUT", "soon", 1);
+  EXPECT_THROW(JoinOptions(), c10::ValueError);
+  ::unsetenv("WEFT_HEARTBEAT_INTERVAL");
+  ::unsetenv("WEFT_PEER_TIMEOUT");
+}
+
 TEST(Client, StaticGroupsMeetAtAStoreOfTheirOwn) {
   const std::string path = freshPath("store");
   EXPECT_EQ(kFine, staticGroup([&](int rank) {

@@ -48,6 +48,8 @@ def start() -> None:
     thread = threading.Thread(target=server.serve_forever, name="weft-metrics", daemon=True)
     if not started(thread, "no metrics are served"):
         server.server_close()
+        with _mutex:
+            _server = None  # the next one to join tries again
         return
     own, port = server.server_address[:2]
     inform(f"metrics are served at http://{host}:{port}/metrics")

@@ -10,10 +10,6 @@ namespace weft::process_group {
 
 namespace {
 
-bool isPlain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
 at::Tensor emptyLike(const at::Tensor& tensor) {
   return at::empty({tensor.numel()}, tensor.options().requires_grad(false));
 }

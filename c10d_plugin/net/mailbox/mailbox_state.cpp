@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "c10d_plugin/core/different_calls.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 
 namespace weft::collectives {
 

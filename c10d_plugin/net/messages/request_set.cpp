@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "c10d_plugin/core/different_calls.h"
+#include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "transport/base/interruption.h"
 #include "transport/base/peer_name.h"

@@ -199,9 +199,5 @@ def part_of(pipe: str) -> Part:
     """The part of a pipeline at this worker; raises for one that it does not have."""
     part = parts.get(pipe)
     if part is None:
-        raise RuntimeError(
-            f"worker '{rpc.get_worker_info().name}' has no stage of this Pipe: it was restarted, its "
-            "driver was out of reach, or the Pipe was closed. load_checkpoint builds its stages again; "
-            "without one, make the Pipe again."
-        )
+        raise RuntimeError(_C.pipe.no_stage_at(rpc.get_worker_info().name))
     return part

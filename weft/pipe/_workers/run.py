@@ -53,7 +53,6 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
         run = run_of(part, job, given or {}, graph)
         with torch.set_grad_enabled(job.work is not Work.FORWARD):
             run.run_tasks()
-        run.wait_for_sent()
         if job.work is Work.FORWARD_WITH_GRAPH:
             graph.keep(part.stages)
         part.keep_output(job.mini_batch, run.output())
@@ -105,7 +104,10 @@ class Run:
             self._targets = split(unpack(job.given), len(job.weights))
 
     def run_tasks(self) -> None:
-        """Runs all tasks, adds up the gradients of replicas, and takes the outputs of a forward alone."""
+        """Runs all tasks, adds up the gradients of replicas, and takes the outputs of a forward alone.
+
+        Then waits until the neighbours have what this worker sent them.
+        """
         work = self.job.work
         trains = work is Work.STEP or (work is Work.BACKWARD and self.job.backward.parameters)
         replicas = self.part.replicas if trains else []
@@ -127,6 +129,10 @@ class Run:
             for number in range(len(self.job.recompute)):
                 output = self._take(Sent.input, self._last + 1, number)
                 self._outputs.append(output.value if isinstance(output, LostSharing) else output)
+        try:
+            self._deliveries.wait()
+        except RuntimeError as error:
+            raise RuntimeError(f"worker '{self.part.name}': {error}") from None
 
     def _last_task(self, replicas: Replicas) -> int:
         """The number of the last task of these stages; -1: fewer micro-batches than replicas, so none."""
@@ -272,13 +278,6 @@ class Run:
             to = self.part.skips[to].begin
         places = self.part.places
         return places[to].worker_of(number) if to < len(places) else places[-1].worker
-
-    def wait_for_sent(self) -> None:
-        """Waits until the neighbours have what this worker sent them."""
-        try:
-            self._deliveries.wait()
-        except RuntimeError as error:
-            raise RuntimeError(f"worker '{self.part.name}': {error}") from None
 
     def output(self) -> Any:
         """The whole output of a forward alone, if the last stage is here."""

@@ -122,9 +122,6 @@ class ScriptedRun:
         """Runs all tasks, and waits until the neighbours have what this worker sent them."""
         self._run.run(Abandoned)
 
-    def wait_for_sent(self) -> None:
-        """Does nothing: run_tasks() has waited."""
-
     @property
     def loss(self) -> Tensor:
         return self._run.loss

@@ -31,36 +31,9 @@ from weft.pipe.skip._store import SkipKey, use_store
 
 SplitBackward = _C.pipe.SplitBackward
 
-_CHANGES_ITS_INPUT = (
-    "the stage changes its input in place, and a recomputation needs the input as it was: "
-    'use checkpoint="never", or let the stage\'s first operation make a new tensor'
-)
-_CHANGES_ONE_OF_SEVERAL = (
-    "the stage changes one of its inputs in place, and others had the same memory in the stage before, "
-    "which is on another worker: they do not change here. Give clones, or change a clone"
-)
-_INPUT_HAS_CHANGED = (
-    "an input of the stage was changed in place after its forward, and the recomputation for the "
-    'backward needs it as it was: change a clone, or use checkpoint="never"'
-)
 _PARAMETER_HAS_CHANGED = (
     "a parameter of the stage was changed in place after its forward, and the recomputation for the "
     "backward needs it as it was: call backward() before an optimizer steps or a state is loaded"
-)
-_LEAVES_GRADIENTS_OFF = (
-    "a layer of the stage, or the loss, switches gradients off with torch.set_grad_enabled(False) and "
-    "leaves them off: use `with torch.no_grad():`, which ends"
-)
-_HAS_NO_GRAPH = (
-    "the loss of a micro-batch does not require a gradient, so that a step trains nothing: the loss is "
-    "detached or an integer, or all parameters are frozen. For a loss without training, compute it of "
-    "the output of pipe(inputs)"
-)
-#: What torch says of it, and what is added to that; a parameter may be meant as well.
-_A_LEAF = "leaf Variable that requires grad"
-_LEAF_IS_INPUT = (
-    "If that is the stage's input: let the stage's first operation make a new tensor "
-    "(inplace=False)."
 )
 
 
@@ -128,7 +101,7 @@ class Stage:
                 f"the loss of a micro-batch must be a tensor of one real number, got {loss!r}"
             )
         if not loss.requires_grad:
-            raise ValueError(_HAS_NO_GRAPH)
+            raise ValueError(_C.pipe.HAS_NO_GRAPH)
         loss = loss.reshape(()) * weight
         if held.repeat is None:
             held.outputs.append(loss)
@@ -156,7 +129,7 @@ class Stage:
         """
         held = self._held[number] if how.retain else self._held.pop(number)
         if have_changed(held.versions):
-            raise RuntimeError(_INPUT_HAS_CHANGED)
+            raise RuntimeError(_C.pipe.INPUT_HAS_CHANGED)
         if held.loss is not None:
             gradients = _gradients([held.loss], [torch.ones_like(held.loss)], held.outputs, how)
         if held.repeat is not None and _any_gradient(gradients, skips):
@@ -259,13 +232,15 @@ class Stage:
                 with _C.pipe.StageRun(*micro_batch):
                     found = self._call(arguments, skips)
         except RuntimeError as error:
-            if _A_LEAF not in str(error):
+            if _C.pipe.A_LEAF not in str(error):
                 raise
-            raise RuntimeError(f"{error} {_LEAF_IS_INPUT}") from error
+            raise RuntimeError(f"{error} {_C.pipe.LEAF_IS_INPUT}") from error
         if with_graph:
             _check_gradients_are_on()
         if have_changed(versions):
-            raise RuntimeError(_CHANGES_ITS_INPUT if again else _CHANGES_ONE_OF_SEVERAL)
+            raise RuntimeError(
+                _C.pipe.CHANGES_ITS_INPUT if again else _C.pipe.CHANGES_ONE_OF_SEVERAL
+            )
         if again:
             self._changes.watch()
             held = held._replace(changes=self._changes.count)
@@ -289,7 +264,7 @@ def _any_gradient(gradients: Sequence[Tensor | None], skips: Skips) -> bool:
 
 def _check_gradients_are_on() -> None:
     if not torch.is_grad_enabled():
-        raise RuntimeError(_LEAVES_GRADIENTS_OFF)
+        raise RuntimeError(_C.pipe.LEAVES_GRADIENTS_OFF)
 
 
 def _gradients(
