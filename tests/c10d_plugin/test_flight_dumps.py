@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from ranks import Ranks, leave, meet
 from waiting import wait_until
 from workers import Workers
@@ -206,6 +207,39 @@ def test_sigusr2_writes_the_record_while_a_rank_hangs(folder):
         assert f"in {wait.__name__}\n" in record["stacks"]
         ranks[1].call(wait)
         ranks[0].result()
+
+
+ENDS_BY_A_COLLECTIVE = """
+import datetime, sys, time
+import torch, torch.distributed as dist, weft
+dist.init_process_group("weft", timeout=datetime.timedelta(seconds=2))
+dist.all_reduce(torch.ones(4))
+if dist.get_rank() == 1:
+    sys.stdin.read()
+else:
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_a_program_that_a_failure_ends_leaves_the_records_of_all(folder):
+    environment = {**os.environ, **recording(folder), "WORLD_SIZE": "3"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDS_BY_A_COLLECTIVE],
+            env={**environment, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [programs[rank].communicate(timeout=100)[1] for rank in (0, 2)]
+    for rank, text in zip((0, 2), said, strict=True):
+        assert programs[rank].returncode == 1 and "rank 1" in text, text
+    wait_for(folder, 0, 1, 2)
+    programs[1].communicate(timeout=100)
+    assert dumped(folder, 0)["entries"][-1]["frames"], "it has the stacks"
 
 
 def test_a_failure_is_counted_without_the_record():

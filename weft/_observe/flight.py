@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import math
 import os
 import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from weft._observe.group_store import GroupStore
 from weft._observe.messages import with_messages_in_pairs
 from weft._observe.waits import who_waits
 from weft._torch import current
+from weft._torch.compiler import not_imported_for_stacks
 from weft._torch.log import inform, warn
 from weft._torch.patches.flight_recorder import torch_records
 from weft._torch.threads import started
@@ -86,9 +89,10 @@ def _is_on(name: str, default: bool = False) -> bool:
 
 def record(stacks: bool = True) -> dict[str, Any]:
     """What torch's recorder dumps, with Weft's operations; RPC calls, tasks of pipelines, and waits."""
-    trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=stacks))
+    with not_imported_for_stacks():
+        trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(includeStackTraces=stacks))
+        made, served = _C._recorded_calls(stacks)
     waits = [dataclasses.asdict(one) for one in who_waits()]
-    made, served = _C._recorded_calls(stacks)
     own = {
         "rpc_calls": made,
         "rpc_requests": served,
@@ -150,6 +154,7 @@ class _Dumper(threading.Thread):
         self._asked = False  # by SIGUSR2
         self._store = GroupStore()
         self._begun = 0  # dumps in the group that this rank knows of
+        self._told = -math.inf  # when it told the others of one
         self._was_in_group = False
 
     def listen(self) -> None:
@@ -170,13 +175,15 @@ class _Dumper(threading.Thread):
                 failures = found
                 self._dump("an operation has failed")
                 self._begun = self._count(1)
+                self._told = time.monotonic()
             elif self._asked:
                 self._asked = False
                 self._dump("SIGUSR2")
             elif not ended and (begun := self._count(0)) > self._begun:
                 self._begun = begun
                 self._dump("another rank wrote its own")
-            if ended:
+            if ended:  # perhaps by that failure; the Store may end with this process
+                time.sleep(max(0, self._told + 2 * _SLICE - time.monotonic()))
                 return
 
     def _dump(self, why: str) -> None:
@@ -199,7 +206,7 @@ class _Dumper(threading.Thread):
 
     def stop(self) -> None:
         self._ended.set()
-        self.join(timeout=2)
+        self.join(timeout=10)
 
 
 def _failures() -> int:
