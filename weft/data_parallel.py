@@ -37,6 +37,12 @@ def ddp_hook(
     """
     group = group if group is not None else dist.group.WORLD
     assert group is not None  # DDP has checked that there is one
+    if isinstance(bucket, tuple):  # compiled DDP without buckets, which reads .grad afterwards
+        from torch.distributed import _functional_collectives
+
+        gradient, parameter = bucket
+        parameter.grad.copy_(_functional_collectives.all_reduce(gradient, "avg", group))
+        return None  # type: ignore[return-value]
     gradients = bucket.buffer()
     if gradients.device.type == "cpu":
         backend = group._get_backend(gradients.device)

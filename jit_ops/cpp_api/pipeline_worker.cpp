@@ -171,16 +171,24 @@ class PipelineWorker final : public ops::Servable,
   // The part ends, unless another one has its name by now.
   void letGo(const std::string& pipeline, const std::weak_ptr<ScriptPart>& held) {
     const std::shared_ptr<ScriptPart> part = held.lock();  // ends without the lock
-    const std::lock_guard lock(mutex_);
-    const auto found = parts_.find(pipeline);
-    if (part != nullptr && found != parts_.end() && found->second == part) parts_.erase(found);
+    if (part == nullptr) return;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = parts_.find(pipeline);
+      if (found == parts_.end() || found->second != part) return;
+      parts_.erase(found);
+    }
+    part->close();
   }
 
-  // What was there ends without the lock.
+  // What was there ends without the lock. Calls may have it, and wait for what it runs.
   void exchange(const std::string& pipeline, std::shared_ptr<ScriptPart> part) {
-    const std::lock_guard lock(mutex_);
-    std::swap(parts_[pipeline], part);
-    if (parts_[pipeline] == nullptr) parts_.erase(pipeline);
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(parts_[pipeline], part);
+      if (parts_[pipeline] == nullptr) parts_.erase(pipeline);
+    }
+    if (part != nullptr) part->close();
   }
 
   std::shared_ptr<ScriptPart> find(const std::string& pipeline) {

@@ -19,7 +19,7 @@ ScriptPart::ScriptPart(WorkerPart part, const std::map<std::int64_t, ScriptLayer
 }
 
 ScriptPart::~ScriptPart() {
-  closeArrivals(part_.pipeline, arrivals_);
+  close();
   if (runner_.joinable()) runner_.join();
 }
 
@@ -28,6 +28,8 @@ void ScriptPart::makeOptimizer() {
 }
 
 void ScriptPart::run(WorkerJob job, Ended ended) {
+  // One may have missed that the driver gave it up, while neither reached the other.
+  arrivals_->end(job.mini_batch - 1, "the driver has begun another mini-batch");
   const std::lock_guard lock(runner_mutex_);
   if (runner_.joinable()) runner_.join();
   runner_ = std::thread([this, job = std::move(job), ended = std::move(ended)]() mutable {
@@ -41,7 +43,8 @@ void ScriptPart::runJob(WorkerJob job, const Ended& ended) {
   std::optional<std::string> error;
   try {
     if (arrivals_->isOver(mini_batch))
-      throw Abandoned("the mini-batch was over before it began here");
+      throw Abandoned("worker '" + part_.worker +
+                      "': the mini-batch was over before it began there");
     run.emplace(part_, std::move(job), /*python=*/nullptr);
     run->run();
   } catch (const c10::Error& failed) {

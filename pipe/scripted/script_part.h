@@ -32,7 +32,10 @@ class WEFT_API ScriptPart {
   ScriptPart(const ScriptPart&) = delete;
   ScriptPart& operator=(const ScriptPart&) = delete;
 
+  // The mini-batches before it are over.
   void run(WorkerJob job, Ended ended);
+  // What runs ends at its next wait.
+  void close() { closeArrivals(part_.pipeline, arrivals_); }
   // The mini-batch is over: its run, if there is one, stops at its next wait; its output is gone.
   void abandon(std::int64_t mini_batch, const std::string& reason);
   // The output of a forward, once.

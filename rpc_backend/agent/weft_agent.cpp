@@ -220,6 +220,10 @@ void WeftAgent::failUnfinishedRRefs() { parts_->rrefs.failUnfinished(); }
 
 void WeftAgent::undoFork(const PickledRRef& rref) { parts_->rrefs.lifecycle().undoFork(rref); }
 
+bool WeftAgent::isOrphan(const RRefKey& value, worker_id_t owner) const {
+  return parts_->rrefs.isOrphan(value, owner);
+}
+
 std::vector<RRefRow> WeftAgent::rrefReport() const {
   checkProcess("weft.rref_report()");
   return parts_->rrefs.lifecycle().report();

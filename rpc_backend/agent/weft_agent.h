@@ -34,6 +34,7 @@
 namespace weft::rpc {
 
 struct AgentParts;
+struct RRefKey;      // rpc_backend/wire/rref_wire.h
 struct WaitingCall;  // rpc_backend/call/call_table.h
 
 class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<WeftAgent> {
@@ -118,6 +119,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   void undoFork(const PickledRRef& rref);
   // The values owned here that others refer to, and the references held here.
   std::vector<RRefRow> rrefReport() const;
+  // Whether the value of `owner` was released because the owner was lost, though it may be back.
+  bool isOrphan(const RRefKey& value, worker_id_t owner) const;
   // One warning for each value owned here that others still refer to; at most 10, then a count.
   // Call it at the end, when nobody should refer to one. `ignored`: the program does not care, so
   // the log level is info.

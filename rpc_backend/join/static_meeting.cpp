@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "rpc_backend/join/store_access.h"
+#include "transport/base/log.h"
 #include "transport/base/peer_name.h"
 #include "transport/io/socket.h"
 
@@ -158,7 +159,7 @@ std::optional<StaticMeeting::Members> StaticMeeting::collect() {
   store_->set(kMembersKey, toText(all));
   const std::string end = endWith(kFormed);
   if (end == kOver) return std::nullopt;
-  TORCH_CHECK(end == kFormed, end);
+  TORCH_CHECK(end == kFormed, transport::printable(end));
   return members;
 }
 
@@ -170,7 +171,7 @@ std::optional<StaticMeeting::Members> StaticMeeting::follow() {
   if (!waitFor({kOutcomeKey}, others)) return std::nullopt;
   const std::string end = outcome();
   if (end == kOver) return std::nullopt;
-  TORCH_CHECK(end == kFormed, end);
+  TORCH_CHECK(end == kFormed, transport::printable(end));
   Members members = parseMembers(store_->get_to_str(kMembersKey), me());
   std::erase_if(members, [&](const MemberRecord& member) { return member.rank == self_.rank; });
   TORCH_CHECK(members.size() == others.size(), me(),

@@ -1,6 +1,7 @@
 #include "rpc_backend/python/bindings.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/distributed/rpc/py_rref.h>
 #include <torch/csrc/distributed/rpc/python_rpc_handler.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -10,6 +11,7 @@
 #include "rpc_backend/codec/shared_tensor.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/serve/callback/script_service.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 #include "third_party/torch/interpreter.h"
 #include "transport/auth/auth_key.h"
 #include "transport/base/environment.h"
@@ -221,6 +223,15 @@ void bindAgent(py::module_& module) {
            "The oldest calls that wait: (worker, kind, seconds so far, timeout in seconds).")
       .def("_round_trips", &roundTrips,
            "By kind of call: how many took at most each bound, and the seconds of all.")
+      .def(
+          "_is_orphan",
+          [](const WeftAgent& self, const torch::distributed::rpc::PyRRef& rref) {
+            const auto value = torch::distributed::rpc::fromRRefInterface(rref.toIValue().toRRef());
+            return self.isOrphan(fromTorch(value->rrefId()), value->owner());
+          },
+          py::arg("rref"),
+          "Whether the RRef's value was released because its owner was lost, though it may be "
+          "back.")
       .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
       .def("fail_unfinished_rrefs", &WeftAgent::failUnfinishedRRefs, no_gil,
            "Ends the values whose creation has not ended, before rpc.shutdown waits for all.")

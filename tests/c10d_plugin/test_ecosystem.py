@@ -79,7 +79,7 @@ def ddp(variant: str) -> None:
         loose = True
     elif variant == "allreduce hook":
         net.register_comm_hook(None, default_hooks.allreduce_hook)
-    elif variant == "weft's hook":
+    elif variant.startswith("weft's hook"):
         net.register_comm_hook(None, weft.ddp_hook)
     elif variant == "powerSGD hook":
         state = powerSGD_hook.PowerSGDState(
@@ -91,15 +91,23 @@ def ddp(variant: str) -> None:
         optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
     else:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = variant.endswith("compiled without buckets")
+    if compiled:
+        torch._dynamo.config.optimize_ddp = "python_reducer"
+        torch._dynamo.config.compiled_autograd = True
+    forward = torch.compile(net, backend="aot_eager") if compiled else net
     accumulate = 2 if variant == "no_sync" else 1
     for step in range(4):
         inputs, wanted = batch(rank, step)
         quiet = accumulate == 2 and step % 2 == 0
         with net.no_sync() if quiet else contextlib.nullcontext():
-            torch.nn.functional.mse_loss(net(inputs), wanted).backward()
+            torch.nn.functional.mse_loss(forward(inputs), wanted).backward()
         if not quiet:
             optimizer.step()
             optimizer.zero_grad()
+    if compiled:
+        torch._dynamo.config.optimize_ddp = True
+        torch._dynamo.config.compiled_autograd = False
     tolerance = {"rtol": 0.5, "atol": 0.1} if loose else {}
     for got, expected in zip(net.parameters(), reference(4, size, accumulate), strict=True):
         torch.testing.assert_close(got, expected, **tolerance)
@@ -283,6 +291,7 @@ def samplers() -> None:
         "bf16 hook",
         "powerSGD hook",
         "weft's hook",
+        "weft's hook, compiled without buckets",
         "zero",
     ],
 )

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
+import signal
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -128,7 +132,7 @@ class Training:
         self.own = torch.optim.AdamW(self.plain.parameters(), lr=0.05)
         self.own_rates = torch.optim.lr_scheduler.ExponentialLR(self.own, gamma=0.5)
 
-    def goes_on(self, turns: range) -> None:
+    def goes_on(self, turns: Iterable[int]) -> None:
         for turn in turns:
             self.optimizer.zero_grad()
             self.pipe.step(*models.batch(turn), loss=CROSS_ENTROPY)
@@ -162,6 +166,36 @@ def takes_up_a_checkpoint() -> None:
     second.pipe.close()
 
 
+def load(training: Training, folder: Path) -> None:
+    def loaded() -> bool:
+        with contextlib.suppress(RuntimeError):  # one has not heard yet that the other is back
+            training.pipe.load_checkpoint(folder)
+            return True
+        return False
+
+    wait_until(loaded, "the checkpoint is loaded", 90, 0.01)
+
+
+def goes_on_after_a_pause(group: Group, paused: int) -> None:
+    """A worker that was out of reach in a mini-batch gets its stages, before it drops those it has."""
+    training = Training("0112")
+    training.goes_on(range(2))
+    with tempfile.TemporaryDirectory() as folder:
+        training.pipe.save_checkpoint(Path(folder) / "there")
+        pause = threading.Timer(0.2, group.signal, (paused, signal.SIGSTOP))
+        pause.start()
+        with refused(RuntimeError, f"'worker{paused}'", "is lost"):
+            training.goes_on(itertools.count(2))
+        group.signal(paused, signal.SIGCONT)
+        load(training, Path(folder) / "there")
+    end, turn = time.monotonic() + 2, 2
+    while time.monotonic() < end:
+        training.goes_on([turn])
+        turn += 1
+    same(training.pipe.state_dict(), training.alone(range(turn)))
+    training.pipe.close()
+
+
 def returns(group: Group) -> None:
     """A worker that was killed and started again gets its stages, optimizer and scheduler."""
     training = Training("0122")
@@ -171,14 +205,7 @@ def returns(group: Group) -> None:
         training.goes_on(range(5, 6))
         group.kill(2)
         group.start(2)
-
-        def loaded() -> bool:
-            with contextlib.suppress(RuntimeError):  # one has not heard yet that it is back
-                training.pipe.load_checkpoint(Path(folder) / "there")
-                return True
-            return False
-
-        wait_until(loaded, "the checkpoint is loaded", 90)
+        load(training, Path(folder) / "there")
     training.goes_on(range(2, 4))
     same(training.pipe.state_dict(), training.alone(range(4)))
     training.pipe.close()
@@ -291,7 +318,7 @@ def goes_with_its_driver() -> None:
     pipe = pipe_of(scripted.layers(), "0112")
     has_part = partial(weft.call, "worker1/weft.pipeline", pipe._parts._pipe, method="has_part")
     assert has_part()
-    pipe._parts._scripted["worker1"]._hold = None
+    pipe._parts._scripted["worker1"].hold = None
     wait_until(lambda: not has_part(), "the part is gone", 20)
     with refused(RuntimeError, "has no stage of this Pipe", "out of reach"):
         pipe.step(*models.batch(), loss=CROSS_ENTROPY)
@@ -365,9 +392,15 @@ def main(program: str) -> None:
         for check in checks:
             check()
             print(f"{check.__name__}: fine", flush=True)
-        for check_with_deaths in (returns, names_the_dead):
+        checks_with_deaths = (
+            partial(goes_on_after_a_pause, paused=1),
+            partial(goes_on_after_a_pause, paused=2),
+            returns,
+            names_the_dead,
+        )
+        for check_with_deaths in checks_with_deaths:
             check_with_deaths(group)
-            print(f"{check_with_deaths.__name__}: fine", flush=True)
+            print(f"{check_with_deaths}: fine", flush=True)
         rpc.shutdown(graceful=False)
     finally:
         group.end()

@@ -25,6 +25,9 @@ class Group:
         worker.kill()
         worker.wait()
 
+    def signal(self, rank: int, number: int) -> None:
+        self._running[rank].send_signal(number)
+
     def end(self) -> None:
         for rank in list(self._running):
             self.kill(rank)

@@ -297,6 +297,36 @@ def test_a_loss_says_how_micro_batches_are_weighed(group):
     group[0].call(losses_and_their_reductions)
 
 
+def losses_that_ignore_and_weigh_classes() -> None:
+    """Micro-batches have other weights than each other; the first has none, unless -100 counts."""
+    inputs, weight = torch.randn(8, 4), torch.tensor([0.1, 2.0, 0.7])
+    ignoring = torch.tensor([-100, -100, 1, -100, 0, 2, 2, 1])
+    counting = torch.tensor([0, 0, 1, 2, 0, 2, 2, 1])
+    for loss, targets in (
+        (nn.CrossEntropyLoss(), ignoring),
+        (nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1), ignoring),
+        (nn.CrossEntropyLoss(ignore_index=0), counting),
+        (torch.jit.script(nn.CrossEntropyLoss(weight=weight)), ignoring),
+        (nn.functional.cross_entropy, ignoring),
+        (functools.partial(nn.functional.cross_entropy, weight=weight, ignore_index=0), counting),
+        (nn.CrossEntropyLoss(weight=weight), torch.rand(8, 3).softmax(1)),
+    ):
+        for layer in (nn.Linear(4, 3), torch.jit.script(nn.Linear(4, 3))):
+            pipe = pipe_of_layers([layer], "1", 4, "gpipe", "never")
+            plain = nn.Linear(4, 3)
+            plain.load_state_dict({name[2:]: one for name, one in pipe.state_dict().items()})
+            expected = loss(plain(inputs), targets)
+            expected.backward()
+            torch.testing.assert_close(pipe.step(inputs, targets, loss=loss), expected.detach())
+            for name, gradient in gradients_of(pipe).items():
+                torch.testing.assert_close(gradient, plain.get_parameter(name[2:]).grad)
+            pipe.close()
+
+
+def test_a_loss_of_classes_is_that_of_the_whole_batch(group):
+    group[0].call(losses_that_ignore_and_weigh_classes)
+
+
 class Sums(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -156,6 +158,30 @@ def test_a_worker_that_comes_back_gets_its_stages_again(
     assert "load_checkpoint builds its stages again" in driver.call(step_without_a_checkpoint)
     assert "worker 'worker2' has no stage" in driver.call(loads_nothing, str(tmp_path))
     driver.call(goes_on)
+
+
+def go_on_for_a_while() -> None:
+    training = _training[0]
+    load(training)
+    end, number = time.monotonic() + 2, 1  # longer than a lost driver's stages stay
+    while time.monotonic() < end:
+        training.step(number)
+        training.step_alone(number)
+        number += 1
+    same(training.pipe.state_dict(), training.plain.state_dict())
+
+
+def test_a_worker_that_was_out_of_reach_gets_its_stages_again(tmp_path):
+    """At once: it has those of before still, and is about to drop them."""
+    with Static(3) as group:
+        driver = group[0]
+        driver.call(begin, "moved", str(tmp_path / "checkpoint"))
+        driver.start(step_until_it_fails)
+        group[2].call(some_steps_are_over)
+        group[2].stop()
+        assert "worker2" in driver.result()
+        group[2].signal(signal.SIGCONT)
+        driver.call(go_on_for_a_while)
 
 
 def given_as_an_rref() -> str:

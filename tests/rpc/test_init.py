@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from workers import Group, Workers, join, leave
+from workers import Group, WorkerError, Workers, join, leave
 
 SOON = 15  # seconds in which an error that needs no waiting must have come
 
@@ -346,6 +346,21 @@ def test_a_record_of_another_kind(record, expected):
         assert expected in error.message
         if "9.9.9" in record:
             assert "9.9.9" in error.message and "'other'" in error.message
+
+
+def write_outcome(path: str, said: bytes) -> None:
+    import torch.distributed as dist
+
+    store = dist.PrefixStore("weft", dist.PrefixStore("rpc_prefix_0", dist.FileStore(path, 2)))
+    store.set("outcome", said)
+    write_outcome.store = store
+
+
+def test_what_the_store_says_of_the_start_is_shown_printable(tmp_path):
+    with Workers(2) as workers:
+        workers[0].call(write_outcome, str(tmp_path / "store"), b"\x1b[31mbad\xff\nworse")
+        with pytest.raises(WorkerError, match=r"\\x1b\[31mbad\\xff\n +worse"):
+            workers[1].call(join, 0, 1, f"file://{tmp_path}/store")
 
 
 def join_tensorpipe(rank: int, world: int, meeting: str, rpc_timeout: float) -> None:

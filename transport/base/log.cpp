@@ -45,6 +45,23 @@ std::size_t characterAt(std::string_view text) {
   return is_character ? length : 0;
 }
 
+// Nothing for a warning, which most lines are.
+const char* levelText(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::kDebug:
+      return " (debug)";
+    case LogLevel::kInfo:
+      return " (info)";
+    case LogLevel::kWarning:
+      return "";
+    case LogLevel::kError:
+      return " (error)";
+  }
+  return "";
+}
+
+}  // namespace
+
 // Peers choose their names and the texts of their errors: nothing in them may look like another
 // line of the log, or control the terminal.
 std::string printable(std::string_view text) {
@@ -65,23 +82,6 @@ std::string printable(std::string_view text) {
   }
   return out;
 }
-
-// Nothing for a warning, which most lines are.
-const char* levelText(LogLevel level) noexcept {
-  switch (level) {
-    case LogLevel::kDebug:
-      return " (debug)";
-    case LogLevel::kInfo:
-      return " (info)";
-    case LogLevel::kWarning:
-      return "";
-    case LogLevel::kError:
-      return " (error)";
-  }
-  return "";
-}
-
-}  // namespace
 
 void setLogSink(LogSink sink) noexcept { g_sink.store(sink); }
 void setLogLevel(LogLevel level) noexcept { currentLevel().store(level); }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "transport/base/api.h"
 
@@ -24,6 +25,8 @@ WEFT_API void setLogSink(LogSink sink) noexcept;
 WEFT_API void setLogLevel(LogLevel level) noexcept;
 bool logEnabled(LogLevel level) noexcept;
 WEFT_API void log(LogLevel level, const std::string& text) noexcept;
+// The text as log() writes it, for an error that says what somebody else wrote.
+std::string printable(std::string_view text);
 // As without a sink.
 WEFT_API void logToStandardError(LogLevel level, const std::string& text) noexcept;
 

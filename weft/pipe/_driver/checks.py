@@ -1,9 +1,8 @@
-"""What a mini-batch over workers refuses before it begins, and what its loss is made of."""
+"""What a mini-batch over workers refuses before it begins."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import pickle
 import types
@@ -102,24 +101,3 @@ def check_surroundings(values: Any, backward: bool = True) -> None:
 
 def _has_tangent(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and forward_ad.unpack_dual(leaf).tangent is not None
-
-
-def weights_of(
-    rows: list[int], loss: Callable[[Any, Any], Tensor], reduction: str | None
-) -> list[float]:
-    """The weight of each micro-batch's loss in that of the mini-batch, of their rows."""
-    found = reduction or _reduction_of(loss)
-    if found not in ("mean", "batchmean", "sum"):
-        raise ValueError(
-            f"reduction is not one of 'mean', 'batchmean', 'sum': {found!r}. If the loss does not say "
-            'which, give pipe.step reduction="mean" or "sum"'
-        )
-    whole = max(sum(rows), 1)  # without rows the loss is what it is for none, NaN for a mean
-    return [1.0 if found == "sum" else row / whole for row in rows]
-
-
-def _reduction_of(loss: Callable[[Any, Any], Tensor]) -> str:
-    """What the loss says of itself: a module or a function of ``torch.nn.functional`` with arguments."""
-    if isinstance(loss, functools.partial):
-        return loss.keywords.get("reduction") or _reduction_of(loss.func)
-    return getattr(loss, "reduction", "mean")

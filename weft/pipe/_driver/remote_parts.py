@@ -12,6 +12,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from weft._observe.clocks import clock_offset
+from weft._torch import current
 from weft._torch.forks import forks
 from weft.pipe._driver.script_worker import ScriptWorker, has_no_python
 from weft.pipe._driver.stages import StageLayers
@@ -101,7 +102,8 @@ class RemoteParts:
             RuntimeError: a worker is not back yet.
             ValueError: a remote module cannot be made again.
         """
-        missing = [worker for worker, there in self.call(calls.has_part).items() if not there]
+        there = self.call(calls.has_part)
+        missing = [worker for worker in there if not there[worker] or self._is_letting_go(worker)]
         for stage in self._stages:
             if stage.place.worker in missing:
                 stage.make_again()
@@ -113,6 +115,12 @@ class RemoteParts:
             for worker in missing:
                 self._drop(worker)
             raise
+
+    def _is_letting_go(self, worker: str) -> bool:
+        """Whether a worker that was lost and is back has its part still, but is about to close it."""
+        scripted = self._scripted.get(worker)
+        hold = self._holds.get(worker) if scripted is None else scripted.hold
+        return isinstance(hold, rpc.PyRRef) and current.agent()._is_orphan(hold)
 
     def _drop(self, worker: str) -> None:
         self._holds.pop(worker, None)

@@ -80,7 +80,8 @@ class ScriptWorker:
         self._optimizer = ScriptOptimizer(self._where(*self._stages), self._layers)
         self._workers: tuple[tuple[str, ...], ...] = ()  # of all stages, once it is built
         self._snapshot: State | None = None
-        self._hold: rpc.RRef[Any] | None = None  # the part there goes with it
+        #: The part there goes with it.
+        self.hold: rpc.RRef[Any] | None = None
 
     def _where(self, *stages: int) -> str:
         numbers = ", ".join(map(str, stages))
@@ -141,10 +142,10 @@ class ScriptWorker:
         workers = [list(one.workers) for one in places]
         given = [_bytes(saved(module)) for module in modules.values()]
         target = f"{self._worker}/{_NAME}"
-        self._hold = call_remote(
+        self.hold = call_remote(
             target, self._pipe, driver, workers, stages, given, method="build", timeout=0
         )
-        return AtDriver(self._hold._get_future().wait)
+        return AtDriver(self.hold._get_future().wait)
 
     def has_part(self) -> Any:
         return self._call("has_part")
@@ -193,7 +194,7 @@ class ScriptWorker:
         return call_remote(f"{self._worker}/{_NAME}", self._pipe, mini_batch, method="take_output")
 
     def close(self) -> Any:
-        self._hold = None
+        self.hold = None
         return self._call("close")
 
     def clock(self) -> int:

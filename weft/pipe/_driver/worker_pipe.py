@@ -14,10 +14,11 @@ import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
 from weft.pipe._driver.checkpoint import Checkpoint
-from weft.pipe._driver.checks import check_loss, check_surroundings, weights_of
+from weft.pipe._driver.checks import check_loss, check_surroundings
 from weft.pipe._driver.gradients import ReplicatedGradients, backward_of_inputs, input_gradients
 from weft.pipe._driver.mini_batch import MiniBatch
 from weft.pipe._driver.output import ForwardGraph, PipeOutput
+from weft.pipe._driver.reductions import weights_of
 from weft.pipe._driver.remote_parts import RemoteParts
 from weft.pipe._driver.stages import divide, inner_remote_module, skip_routes
 from weft.pipe._driver.state_elsewhere import StateElsewhere
@@ -105,9 +106,10 @@ class WorkerPipe(StateElsewhere):
             loss: takes the output of a micro-batch and its targets at the last stage's worker; it is
                 pickled for another one, and then has no parameters to train.
             reduction: ``"mean"`` and ``"batchmean"`` weigh each micro-batch by its rows, those of the
-                tensor that has the most; ``"sum"`` adds them up. By default what ``loss.reduction``
-                or the keyword of a ``functools.partial`` says, else ``"mean"``. A loss that ignores
-                or weighs rows has another mean: give it ``"sum"``, and divide.
+                tensor that has the most, or by what torch's cross entropy divides by where it ignores
+                or weighs classes; ``"sum"`` adds them up. By default what ``loss.reduction`` or the
+                keyword of a ``functools.partial`` says, else ``"mean"``. A loss of your own that
+                ignores or weighs rows has another mean: give it ``"sum"``, and divide.
 
         Returns:
             The loss of the mini-batch, on the CPU, without a graph.
@@ -139,7 +141,7 @@ class WorkerPipe(StateElsewhere):
             )
         rows = [rows_of(inputs, micro_batches), rows_of(targets, wanted)]
         check_rows(rows)
-        weights = weights_of(max(rows, key=sum), loss, reduction)
+        weights = weights_of(max(rows, key=sum), loss, reduction, wanted)
         job = self._job(Work.STEP, len(micro_batches))._replace(criterion=loss, weights=weights)
         _, outcomes = self._run_mini_batch(job, micro_batches, targets)
         backward_of_inputs(micro_batches, outcomes)

@@ -54,6 +54,7 @@ def build(
 
     The driver's ``hold`` closes it.
     """
+    close(pipe)  # one whose driver was out of reach, and has forgotten it
     parts[pipe] = Part(pipe, driver, places, stages, deferred)
     try:
         for function, args in set_up:

@@ -45,7 +45,7 @@ def run_mini_batch(part: Part, job: Job, given: dict[Key, Any] | None = None) ->
         RuntimeError: a task failed, or what a neighbour needs could not be sent.
     """
     if part.arrivals.is_over(job.mini_batch):
-        raise Abandoned("the mini-batch was over before it began here")
+        raise Abandoned(f"worker '{part.name}': the mini-batch was over before it began there")
     graph = job.graph if isinstance(job.graph, Graph | None) else job.graph.local_value()
     try:
         if job.work is Work.BACKWARD:

@@ -102,7 +102,10 @@ class Stage:
             )
         if not loss.requires_grad:
             raise ValueError(_C.pipe.HAS_NO_GRAPH)
-        loss = loss.reshape(()) * weight
+        loss = loss.reshape(())
+        if weight == 0:  # a mean of no rows is no number
+            loss = loss.nan_to_num()
+        loss = loss * weight
         if held.repeat is None:
             held.outputs.append(loss)
         else:
