@@ -39,8 +39,9 @@ def weights_of(
         return [1.0] * len(rows)
     parts = _class_weights(loss, targets) if found == "mean" else None
     parts = parts or list(rows)
-    whole = sum(parts) or 1  # without rows the loss is what it is for none, NaN for a mean
-    return [part / whole for part in parts]
+    if not any(parts):  # without rows the loss is what it is for none, NaN for a mean
+        return [1.0] * len(parts)
+    return [part / sum(parts) for part in parts]
 
 
 def _reduction_of(loss: Loss) -> str:
