@@ -8,15 +8,24 @@ namespace weft::rpc {
 
 void MemberTable::add(const MemberRecord& member) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == member.rank; });
+  erase(member.rank);
   members_.push_back(member);
-  reverse_maps_ = reverseMaps(members_, self_);
+  reverse_maps_.erase(member.name);  // of a lost worker that had the name
+  reverse_maps_.merge(reverseMaps({member}, self_));
 }
 
 void MemberTable::remove(worker_id_t rank) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(members_, [&](const MemberRecord& known) { return known.rank == rank; });
-  reverse_maps_ = reverseMaps(members_, self_);
+  erase(rank);
+}
+
+void MemberTable::erase(worker_id_t rank) {
+  const auto known = std::ranges::find(members_, rank, &MemberRecord::rank);
+  if (known == members_.end()) return;
+  const std::string name = known->name;
+  members_.erase(known);
+  if (std::ranges::find(members_, name, &MemberRecord::name) == members_.end())
+    reverse_maps_.erase(name);
 }
 
 std::vector<MemberRecord> MemberTable::all() const {

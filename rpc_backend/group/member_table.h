@@ -28,6 +28,8 @@ class MemberTable {
   DeviceMap reverseMap(const std::string& peer) const;
 
  private:
+  void erase(worker_id_t rank);  // with the lock
+
   const std::string self_;
   mutable std::mutex mutex_;  // guards those below
   std::vector<MemberRecord> members_;

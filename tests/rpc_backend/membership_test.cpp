@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "rpc_backend/group/member_table.h"
 #include "rpc_backend/join/member_record.h"
 #include "rpc_backend/join/membership.h"
 #include "rpc_backend/join/store_access.h"
@@ -39,6 +40,29 @@ MemberRecord someRecord(std::int32_t rank, const std::string& name, int world) {
   record.policy = "any";
   record.address = "weft1;tcp=127.0.0.1:" + std::to_string(1000 + rank);
   return record;
+}
+
+TEST(MemberTable, TurnsRoundTheMapsOfItsMembers) {
+  const c10::Device here("cuda:0");
+  const auto recordOf = [&](std::int32_t rank, const char* name, const char* theirs) {
+    MemberRecord record = someRecord(rank, name, 0);
+    record.device_maps["self"] = {{c10::Device(theirs), here}};
+    return record;
+  };
+  MemberTable members("self");
+  members.add(someRecord(1, "plain", 0));
+  members.add(recordOf(2, "a", "cuda:1"));
+  members.add(recordOf(3, "b", "cuda:2"));
+  EXPECT_TRUE(members.reverseMap("plain").empty());
+  EXPECT_EQ(members.reverseMap("a"), (DeviceMap{{here, c10::Device("cuda:1")}}));
+  members.add(recordOf(4, "a", "cuda:3"));  // rank 2 is lost
+  EXPECT_EQ(members.reverseMap("a"), (DeviceMap{{here, c10::Device("cuda:3")}}));
+  members.remove(2);
+  EXPECT_EQ(members.reverseMap("a"), (DeviceMap{{here, c10::Device("cuda:3")}}));
+  members.remove(4);
+  EXPECT_TRUE(members.reverseMap("a").empty());
+  members.add(someRecord(3, "b", 0));  // again, without a map
+  EXPECT_TRUE(members.reverseMap("b").empty());
 }
 
 TEST(MemberRecord, WhatIsWrittenIsRead) {
