@@ -61,37 +61,49 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   const RRefService::Outgoing rrefs = rrefs_.beforeSend(*message, to);
   if (rrefs.orphan && RRefLifecycle::isRRefMessage(message->type())) return acknowledged();
   const Innermost asked = innermost(message->type(), message->payload());
-  const auto now = Clock::now();
-  const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
-  PendingCall call = describeCall(to, asked, time, now);
-  call.quick = quick;
-  if (distrustsPeers(context_.options.request_policy))
-    call.context = contextIdOf(message->type(), message->payload());
-  auto why =
-      rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call, rrefs.carried);
-  const milliseconds left = call.counted ? leftOf(call) : time.timeout;
-  const std::optional<RRefKey> fetched = call.fetched;
   std::uint64_t id = 0;
-  auto future = start(std::move(call), id);
-  if (asked.type == MessageType::BACKWARD_AUTOGRAD_REQ) keepContext(*message, *future);
-  std::optional<CallRange> range;
-  if (isUserCall(asked.type)) show(to, id, asked, *message, range);
-  if (!why && fetched) why = completer_.whyNotCreated(*fetched);
-  if (why) {
-    rrefs_.lifecycle().undo(rrefs.carried);
-    failUnsent(to, id, asked, *why);
-    return future;
-  }
-  const auto delay = hooks_.delay ? hooks_.delay(message->type()) : milliseconds(0);
-  if (delay.count() == 0) {
-    transmit(to, id, message, left, device_map, rrefs.carried);
-  } else {
-    sender_.runOnCompleterAfter(
-        delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
-                carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
+  FuturePtr future;
+  try {
+    const auto now = Clock::now();
+    const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
+    PendingCall call = describeCall(to, asked, time, now);
+    call.quick = quick;
+    if (distrustsPeers(context_.options.request_policy))
+      call.context = contextIdOf(message->type(), message->payload());
+    auto why = rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call);
+    const milliseconds left = call.counted ? leftOf(call) : time.timeout;
+    const std::optional<RRefKey> fetched = call.fetched;
+    future = start(std::move(call), id);
+    if (asked.type == MessageType::BACKWARD_AUTOGRAD_REQ) keepContext(*message, *future);
+    std::optional<CallRange> range;
+    if (isUserCall(asked.type)) show(to, id, asked, *message, range);
+    if (!why && fetched) why = completer_.whyNotCreated(*fetched);
+    if (why) {
+      rrefs_.lifecycle().undo(rrefs.carried);
+      failUnsent(to, id, asked, *why);
+      return future;
+    }
+    const auto delay = hooks_.delay ? hooks_.delay(message->type()) : milliseconds(0);
+    if (delay.count() == 0) {
+      transmit(to, id, message, left, device_map, rrefs.carried);
+    } else {
+      sender_.runOnCompleterAfter(delay, [this, alive = context_.keepAlive(), to, id, message, left,
+                                          device_map, carried = rrefs.carried] {
+        transmit(to, id, message, left, device_map, carried);
+      });
+    }
+  } catch (...) {
+    forget(to, id, rrefs.carried);
+    throw;
   }
   if (isFetch(asked.type)) awaitFetch(to, *future);
   return future;
+}
+
+void RequestClient::forget(worker_id_t to, std::uint64_t id,
+                           const RRefLifecycle::Carried& carried) {
+  rrefs_.lifecycle().undo(carried);
+  if (calls_.take(id, to)) context_.metrics.client_calls.decrement();
 }
 
 // torch notes the end of the call in its context by a bare pointer, and a peer may end the context
@@ -126,8 +138,7 @@ void RequestClient::show(worker_id_t to, std::uint64_t id, const Innermost& aske
 }
 
 std::optional<std::string> RequestClient::reasonNotToSend(const Message& message, bool over,
-                                                          PendingCall& call,
-                                                          const RRefLifecycle::Carried& carried) {
+                                                          PendingCall& call) {
   if (over) {
     context_.metrics.calls_timed_out.fetch_add(1, std::memory_order_relaxed);
     return timeoutText(milliseconds(0), /*inherited=*/true);
@@ -141,10 +152,7 @@ std::optional<std::string> RequestClient::reasonNotToSend(const Message& message
       calls_.waitForRoom(call.peer, static_cast<std::size_t>(limit), call.deadline());
   call.counted = waited == transport::Waited::kDone;
   if (call.counted) return std::nullopt;
-  if (waited == transport::Waited::kInterrupted) {
-    rrefs_.lifecycle().undo(carried);
-    transport::raiseInterrupt();
-  }
+  if (waited == transport::Waited::kInterrupted) transport::raiseInterrupt();
   return transport::resourceExhausted(
       context_.me() + " has " + std::to_string(limit) + " calls to " + group_.describe(call.peer) +
       " in flight, which is its max_calls_in_flight, and none of them ended within the " +
@@ -165,9 +173,15 @@ FuturePtr RequestClient::start(PendingCall call, std::uint64_t& id) {
   if (displaced) context_.completers.run(std::move(displaced));
   const auto deadline = call.deadline();
   auto future = call.future;
+  // Counted before: another thread may take it at once.
   context_.metrics.client_calls.increment();
+  try {
+    id = calls_.add(std::move(call));
+  } catch (...) {
+    context_.metrics.client_calls.decrement();
+    throw;
+  }
   context_.metrics.calls_sent.fetch_add(1, std::memory_order_relaxed);
-  id = calls_.add(std::move(call));
   if (deadline != CallContext::kNever) canceller_.watch(deadline);
   return future;
 }
@@ -196,10 +210,8 @@ void RequestClient::transmit(worker_id_t to, std::uint64_t id, const MessagePtr&
     interrupted = error.code() == transport::ErrorCode::kInterrupted &&
                   !RRefLifecycle::isRRefMessage(message->type());
   } catch (...) {
-    // As with TensorPipe, send() throws when a message cannot be encoded (a device without a map),
-    // and nothing is left in the table.
-    rrefs_.lifecycle().undo(carried);
-    if (calls_.take(id, to)) context_.metrics.client_calls.decrement();
+    // As with TensorPipe, send() throws when a message cannot be encoded (a device without a map).
+    forget(to, id, carried);
     throw;
   }
   if (interrupted) transport::raiseInterrupt();

@@ -87,10 +87,11 @@ class RequestClient {
   // A future of this worker's devices.
   FuturePtr newFuture() const;
   // Why the call fails at once: its time is `over`, no room comes in time (max_calls_in_flight), or
-  // a test says so. Sets call.counted if the call took room. When Ctrl-C ends the wait for room, it
-  // undoes `carried` and throws.
-  std::optional<std::string> reasonNotToSend(const Message& message, bool over, PendingCall& call,
-                                             const RRefLifecycle::Carried& carried);
+  // a test says so. Sets call.counted if the call took room. Throws when Ctrl-C ends the wait for
+  // room.
+  std::optional<std::string> reasonNotToSend(const Message& message, bool over, PendingCall& call);
+  // Nobody gets the call's future: nothing of the call is left. Idempotent.
+  void forget(worker_id_t to, std::uint64_t id, const RRefLifecycle::Carried& carried);
   // Puts the call into the table, with a future and the thread's waiter; sets its `id`.
   FuturePtr start(PendingCall call, std::uint64_t& id);
   // The context whose gradients the message brings lives until `future` is complete.

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <new>
+#include <optional>
 
 #include "tests/rpc_backend/agent_world.h"
 #include "tests/rpc_backend/fake_endpoint.h"
@@ -33,6 +35,22 @@ TEST(RequestClient, ACallWaitsForRoomInTheQueueNoLongerThanItsTimeout) {
   world.call(0ms);  // never
   world.call(1h);
   EXPECT_EQ(world.endpoint->waits(), (std::vector<milliseconds>{1000ms, 30s, 30s}));
+}
+
+TEST(RequestClient, NothingIsLeftOfACallWhoseSendThrows) {
+  World world;
+  RequestClient::Hooks before;  // the call is in the table
+  before.fault = [](const Message&) -> std::optional<std::string> { throw std::bad_alloc(); };
+  RequestClient::Hooks after;
+  after.delay = [](MessageType) -> milliseconds { throw std::bad_alloc(); };
+  for (const RequestClient::Hooks& hooks : {before, after}) {
+    RequestClient client(world.context, world.sender, world.group, world.rrefs, hooks);
+    const auto request = c10::make_intrusive<Message>(
+        std::vector<char>{}, std::vector<at::Tensor>{}, MessageType::SCRIPT_CALL);
+    EXPECT_THROW(client.send(1, request, 0ms, {}), std::bad_alloc);
+    EXPECT_TRUE(client.oldestCalls(1).empty());
+    EXPECT_EQ(world.context.metrics.client_calls.value(), 0);
+  }
 }
 
 // A long call is in flight all the time, and short ones come and go.
