@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/threads/agent_context.h"
 #include "rpc_backend/devices/device_loans.h"
 #include "rpc_backend/devices/device_memory.h"
 

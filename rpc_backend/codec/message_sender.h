@@ -15,7 +15,7 @@
 #include "rpc_backend/codec/device_transfer.h"
 #include "rpc_backend/codec/incoming_message.h"
 #include "rpc_backend/codec/message_codec.h"
-#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/threads/agent_context.h"
 #include "transport/endpoint.h"
 
 namespace weft::rpc {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rpc_backend/codec/message_sender.h"
-#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/threads/agent_context.h"
 #include "rpc_backend/group/directory.h"
 #include "rpc_backend/group/live_list.h"
 #include "rpc_backend/group/member_table.h"

@@ -8,7 +8,7 @@
 #include <functional>
 #include <utility>
 
-#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/threads/agent_context.h"
 #include "rpc_backend/group/member_table.h"
 #include "rpc_backend/group/peer_losses.h"
 #include "rpc_backend/join/membership.h"

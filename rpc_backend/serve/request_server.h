@@ -13,7 +13,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "rpc_backend/inflight/request_index.h"
+#include "rpc_backend/serve/request_index.h"
 #include "rpc_backend/serve/callback/peer_contexts.h"
 #include "rpc_backend/serve/request_runner.h"
 #include "rpc_backend/serve/responder.h"

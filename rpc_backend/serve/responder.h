@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "rpc_backend/call/request_client.h"
-#include "rpc_backend/inflight/inflight_request.h"
+#include "rpc_backend/serve/inflight_request.h"
 
 namespace weft::rpc {
 

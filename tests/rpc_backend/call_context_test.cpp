@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "rpc_backend/inflight/request_index.h"
+#include "rpc_backend/serve/request_index.h"
 
 namespace weft::rpc {
 namespace {

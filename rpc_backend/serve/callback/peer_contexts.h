@@ -12,7 +12,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/threads/agent_context.h"
 
 namespace weft::rpc {
 

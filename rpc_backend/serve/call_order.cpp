@@ -1,4 +1,4 @@
-#include "rpc_backend/inflight/call_order.h"
+#include "rpc_backend/serve/call_order.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 

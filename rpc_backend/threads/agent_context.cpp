@@ -1,4 +1,4 @@
-#include "rpc_backend/context/agent_context.h"
+#include "rpc_backend/threads/agent_context.h"
 
 #include <c10/util/Exception.h>
 
