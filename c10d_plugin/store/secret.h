@@ -3,7 +3,7 @@
 #pragma once
 
 #include "c10d_plugin/store/key_value.h"
-#include "transport/auth/group_secret.h"
+#include "transport/auth/auth_key.h"
 
 namespace weft::collectives {
 

@@ -113,7 +113,6 @@ void AgentParts::close() {
 void AgentParts::addMetrics(std::unordered_map<std::string, std::string>& out, bool gil) {
   const auto put = [&](const char* key, auto value) { out[key] = std::to_string(value); };
   context.metrics.addTo(out);
-  put("agent.requests_refused_by_policy", server.refusedByPolicy());
   const RRefTable::Counts counts = rrefs.lifecycle().counts();
   put("agent.rref_forks_released", counts.released);
   put("agent.rref_repeats_ignored", counts.repeats);

@@ -8,10 +8,10 @@
 #include <thread>
 #include <utility>
 
-#include "rpc_backend/call/autograd_wrap.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/call_streams.h"
+#include "rpc_backend/core/innermost.h"
 #include "rpc_backend/options/request_policy.h"
 #include "rpc_backend/trace/call_recorder.h"
 #include "transport/base/thrown.h"

@@ -4,7 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "rpc_backend/call/autograd_wrap.h"
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"

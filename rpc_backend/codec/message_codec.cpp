@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "rpc_backend/codec/outgoing_tensors.h"
-#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/options/options.h"
 #include "rpc_backend/wire/wire_writer.h"
 
 namespace weft::rpc {

@@ -10,7 +10,7 @@
 #include "rpc_backend/codec/message_codec.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/devices/device_copy.h"
-#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/options/options.h"
 
 namespace weft::rpc {
 

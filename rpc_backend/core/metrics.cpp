@@ -97,6 +97,7 @@ void AgentMetrics::addTo(std::unordered_map<std::string, std::string>& out) cons
   put("agent.calls_timed_out", calls_timed_out.load());
   put("agent.calls_failed", calls_failed.load());
   put("agent.requests_refused", requests_refused.load());
+  put("agent.requests_refused_by_policy", requests_refused_by_policy.load());
   put("agent.requests_dropped", requests_dropped.load());
   DurationHistogram round_trips_of_all;
   for (const auto& one : round_trips)

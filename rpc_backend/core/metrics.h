@@ -64,6 +64,7 @@ struct AgentMetrics {
   std::atomic<std::uint64_t> calls_timed_out{0};
   std::atomic<std::uint64_t> calls_failed{0};
   std::atomic<std::uint64_t> requests_refused{0};  // by policy or limits
+  std::atomic<std::uint64_t> requests_refused_by_policy{0};
   std::atomic<std::uint64_t> requests_dropped{0};  // given up before they began
   std::atomic<std::uint64_t> gil_wait_us{0};
   std::atomic<std::uint64_t> gil_waits{0};

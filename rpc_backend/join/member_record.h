@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/options/options.h"
 #include "rpc_backend/wire/wire.h"
 
 namespace weft::rpc {

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "rpc_backend/join/member_record.h"
-#include "transport/auth/group_secret.h"
+#include "transport/auth/auth_key.h"
 
 namespace weft::rpc {
 

@@ -2,11 +2,14 @@
 // subclass of this; C++ programs fill it in directly. Plain data, no thread rules.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "rpc_backend/options/device_maps.h"
+#include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/options/request_policy.h"
 #include "transport/base/api.h"
 
@@ -19,6 +22,12 @@ inline milliseconds fromSeconds(double seconds) {
 inline milliseconds fromSeconds(float seconds) {
   return milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
+
+using DeviceMaps = std::unordered_map<std::string, DeviceMap>;
+
+// Where `device` (of this process) lands on `peer`. CPU maps to CPU unless the map says
+// otherwise. Throws c10::Error for an accelerator that the map does not name.
+c10::Device mapDevice(c10::Device device, const DeviceMap& map, const std::string& peer);
 
 // A timeout as torch's interface gives it: 0 is no limit. Throws c10::ValueError for a value that
 // is neither a time nor that.

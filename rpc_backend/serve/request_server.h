@@ -13,8 +13,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "rpc_backend/serve/request_index.h"
 #include "rpc_backend/serve/callback/peer_contexts.h"
+#include "rpc_backend/serve/request_index.h"
 #include "rpc_backend/serve/request_runner.h"
 #include "rpc_backend/serve/responder.h"
 
@@ -50,8 +50,6 @@ class RequestServer {
   // Any thread: as onCancel().
   void onCancelOwn(std::uint64_t id);
   PeerContexts& contexts() noexcept { return contexts_; }
-  // How many of metrics.requests_refused the policy refused; the others exceeded a limit.
-  std::uint64_t refusedByPolicy() const { return responder_.refusedByPolicy(); }
 
  private:
   struct Peer {

@@ -59,7 +59,7 @@ void Responder::refuse(worker_id_t from, std::uint64_t id, std::span<const char>
 
 void Responder::refuseByPolicy(worker_id_t from, std::uint64_t id, std::span<const char> payload,
                                const std::string& why) {
-  refused_by_policy_.fetch_add(1, std::memory_order_relaxed);
+  context_.metrics.requests_refused_by_policy.fetch_add(1, std::memory_order_relaxed);
   refuse(from, id, payload, why);
 }
 

@@ -7,7 +7,6 @@
 // that can't be sent is logged.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -41,9 +40,6 @@ class Responder {
 
   // The order of this worker's requests to itself.
   CallOrder& ownOrder() noexcept { return own_order_; }
-  std::uint64_t refusedByPolicy() const {
-    return refused_by_policy_.load(std::memory_order_relaxed);
-  }
 
  private:
   MessagePtr failure(const std::string& text, std::uint64_t id) const;
@@ -58,7 +54,6 @@ class Responder {
   RRefService& rrefs_;
   RequestClient& client_;
   CallOrder own_order_;
-  std::atomic<std::uint64_t> refused_by_policy_{0};
 };
 
 }  // namespace weft::rpc

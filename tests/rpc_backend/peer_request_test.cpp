@@ -213,7 +213,7 @@ TEST_F(PeerRequestTest, ARemoteCallThatIsToCreateAnothersRRefIsRefused) {
   EXPECT_NE(answer.find("refuses the request: the RRef that it creates is not its own"),
             std::string::npos)
       << answer;
-  EXPECT_EQ(world.server.refusedByPolicy(), 1U);
+  EXPECT_EQ(world.context.metrics.requests_refused_by_policy.load(), 1U);
 }
 
 MessagePtr wrapped(MessageType type, std::int64_t context, MessagePtr message) {

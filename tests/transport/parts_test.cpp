@@ -5,7 +5,6 @@
 
 #include "tests/transport/recorder.h"
 #include "transport/auth/auth_key.h"
-#include "transport/auth/group_secret.h"
 #include "transport/base/log.h"
 #include "transport/io/address.h"
 #include "transport/io/interface.h"

@@ -97,4 +97,20 @@ std::string keyCheck(const AuthKey& key, std::string_view group_id) {
   return toHex(hmacSha256(key, std::as_bytes(std::span(text))));
 }
 
+Result<std::string> newSecretText() {
+  const Result<AuthKey> group = AuthKey::random();
+  const Result<AuthKey> key = AuthKey::random();
+  if (!group.ok()) return group.error();
+  if (!key.ok()) return key.error();
+  return group.value().toHex() + key.value().toHex();
+}
+
+Result<GroupSecret> parseSecret(std::string_view text) {
+  constexpr std::size_t kHex = AuthKey::kBytes * 2;
+  const Result<AuthKey> key = AuthKey::fromHex(text.substr(std::min(kHex, text.size())));
+  if (text.size() != 2 * kHex || !key.ok())
+    return Error(ErrorCode::kProtocol, "the group secret in the Store is malformed");
+  return GroupSecret{std::string(text.substr(0, kHex)), key.value()};
+}
+
 }  // namespace weft::transport

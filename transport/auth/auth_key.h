@@ -1,4 +1,8 @@
-// The group's secret, in memory that is wiped when it goes.
+// The key by which the members of a group know each other, in memory that is wiped when it goes.
+// They share it through a Store, with the group's id, or have it from a file. A key in the Store is
+// as safe from strangers as the Store.
+//
+// Threads: any.
 #pragma once
 
 #include <array>
@@ -41,5 +45,16 @@ class WEFT_API AuthKey {
 // bytes; the group id, random for each group, hides whether two groups share a key; the label and
 // the length distinguish it from the handshake's proofs, so that it opens no connection.
 std::string keyCheck(const AuthKey& key, std::string_view group_id);
+
+struct GroupSecret {
+  std::string group_id;
+  AuthKey key;
+  bool from_file = false;  // the key is that of a file instead of the Store's
+};
+
+// A new secret as text, for the Store.
+Result<std::string> newSecretText();
+// kProtocol: it is not such a text.
+Result<GroupSecret> parseSecret(std::string_view text);
 
 }  // namespace weft::transport
