@@ -1,8 +1,7 @@
-// The rules of a Session and its replay buffer, one by one.
+// The rules of a Session, one by one.
 #include "transport/session/session.h"
 
 #include "tests/transport/recorder.h"
-#include "transport/session/replay_buffer.h"
 #include "transport/session/send_sequence.h"
 
 namespace weft::transport {
@@ -75,47 +74,27 @@ TEST(Session, AcksOfTheirOwnGoOnlyWhenAskedForOrOverdue) {
   EXPECT_FALSE(session.ackAsked(2));
 }
 
-OutFrame numbered(std::uint64_t sequence) {
-  OutFrame frame = std::move(OutFrame::message(textMessage("x"), {})).value();
-  frame.seal(sequence, 0);
-  return frame;
-}
-
-TEST(ReplayBuffer, KeepsItsOrderWhateverComesAndGoes) {
-  ReplayBuffer buffer;
-  std::uint64_t next = 1;
-  std::uint64_t oldest = 1;
-  for (int round = 0; round < 2000; ++round) {
-    for (int i = round % 7; i >= 0; --i)
-      buffer.push(numbered(next++));
-    for (int i = round % 5 + (round % 100 == 99 ? 1000 : 0); i >= 0 && !buffer.empty(); --i)
-      ASSERT_EQ(buffer.popOldest().sequence(), oldest++);
-    ASSERT_EQ(buffer.count(), next - oldest);
-    ASSERT_EQ(buffer.bytes(), buffer.count() * (FrameHead::kBytes + 1));
-  }
-  while (!buffer.empty())
-    ASSERT_EQ(buffer.popNewest().sequence(), --next);
-  EXPECT_EQ(next, oldest);
-  EXPECT_EQ(buffer.bytes(), 0U);
-}
-
-TEST(AckRequests, AreMadeLongBeforeASenderMustWait) {
-  AckRequests requests(8000);
+TEST(SendSequence, AsksForAcksLongBeforeASenderMustWait) {
+  const auto frameOf = [](std::size_t bytes) {
+    const std::string text(bytes - FrameHead::kBytes, 'x');
+    return std::move(OutFrame::message(textMessage(text), {})).value();
+  };
+  SendSequence sequence(8000, true);
   std::uint64_t unasked = 0;
   int asked = 0;
   for (int i = 0; i < 100; ++i) {
     unasked += 300;
-    if (requests.due(300)) {
+    if (sequence.next(frameOf(300)).flags == FrameHead::kAckNow) {
       unasked = 0;
       ++asked;
     }
     EXPECT_LT(unasked, 1000U);
   }
   EXPECT_EQ(asked, 25);
-  AckRequests roomy(std::uint64_t{1} << 30);
+  SendSequence roomy(std::uint64_t{1} << 30, true);
   asked = 0;
   for (int i = 0; i < 5120; ++i)
-    asked += roomy.due(10) ? 1 : 0;
+    asked += roomy.next(frameOf(100)).flags == FrameHead::kAckNow ? 1 : 0;
   EXPECT_EQ(asked, 10);
 }
 

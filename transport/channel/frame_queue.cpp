@@ -1,6 +1,7 @@
 #include "transport/channel/frame_queue.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace weft::transport {
@@ -60,7 +61,7 @@ void FrameQueue::written(std::uint64_t bytes, Released& released) {
     if (data) sent_ = std::max(sent_, frame.sequence());
     if (data && mustKeep(frame)) {
       if (auto last = frame.takeUntilWritten()) released.owners.push_back(std::move(last));
-      unacked_.push(std::move(frame));
+      keep(std::move(frame));
     } else {
       released.frames.push_back(std::move(frame));
     }
@@ -73,14 +74,22 @@ std::shared_ptr<void> FrameQueue::writtenWhole(OutFrame& frame) {
   if (!mustKeep(frame)) return nullptr;
   // A half that is still with the bulk connection has its owners there.
   std::shared_ptr<void> last = frame.takeUntilWritten();
-  unacked_.push(std::move(frame));
+  keep(std::move(frame));
   return last;
+}
+
+void FrameQueue::keep(OutFrame frame) {
+  unacked_bytes_ += frame.size();
+  unacked_.push_back(std::move(frame));
 }
 
 void FrameQueue::acknowledge(std::uint64_t sequence) {
   acked_ = std::max(acked_, sequence);
-  while (!unacked_.empty() && unacked_.oldest().sequence() <= sequence)
-    release(unacked_.popOldest());
+  while (!unacked_.empty() && unacked_.front().sequence() <= sequence) {
+    unacked_bytes_ -= unacked_.front().size();
+    release(std::move(unacked_.front()));
+    unacked_.pop_front();
+  }
 }
 
 // Freeing what an application made may take long, and take the application's locks, so a thread
@@ -106,8 +115,10 @@ void FrameQueue::takeAcknowledged(std::span<OutFrame> out) {
 bool FrameQueue::rewind() {
   // Control frames were about the former stream.
   std::erase_if(queue_, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
-  while (!unacked_.empty())
-    queue_.push_front(unacked_.popNewest());
+  queue_.insert(queue_.begin(), std::make_move_iterator(unacked_.begin()),
+                std::make_move_iterator(unacked_.end()));
+  unacked_.clear();
+  unacked_bytes_ = 0;
   unwritten_bytes_ = 0;
   bool exported = false;
   for (OutFrame& frame : queue_) {
@@ -144,8 +155,9 @@ FrameQueue::Frames FrameQueue::takeUnsent(Released& released) {
   }
   queue_.clear();
   unwritten_bytes_ = 0;
-  while (!unacked_.empty())
-    released.frames.push_back(unacked_.popOldest());
+  std::move(unacked_.begin(), unacked_.end(), std::back_inserter(released.frames));
+  unacked_.clear();
+  unacked_bytes_ = 0;
   std::move(acknowledged_.begin(), acknowledged_.end(), std::back_inserter(released.frames));
   acknowledged_.clear();
   return unsent;

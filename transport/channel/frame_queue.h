@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "transport/frame/out_frame.h"
-#include "transport/session/replay_buffer.h"
 
 namespace weft::transport {
 
@@ -33,9 +32,9 @@ class FrameQueue {
 
   bool empty() const noexcept { return queue_.empty(); }
   // How many are not written or not acknowledged.
-  std::size_t heldFrames() const noexcept { return queue_.size() + unacked_.count(); }
+  std::size_t heldFrames() const noexcept { return queue_.size() + unacked_.size(); }
   std::uint64_t unwrittenBytes() const noexcept { return unwritten_bytes_; }
-  std::uint64_t unackedBytes() const noexcept { return unacked_.bytes(); }
+  std::uint64_t unackedBytes() const noexcept { return unacked_bytes_; }
   // How many messages were written whole, which is the number of the last one.
   std::uint64_t messagesSent() const noexcept { return sent_; }
 
@@ -89,6 +88,7 @@ class FrameQueue {
   // Whether a written frame must wait for its ack, which may have come before its writer has the
   // lock again.
   bool mustKeep(const OutFrame& frame) const noexcept { return replay_ && !isAcknowledged(frame); }
+  void keep(OutFrame frame);
   void release(OutFrame frame);
 
   static constexpr std::size_t kMaxAcknowledged = 64;
@@ -96,7 +96,10 @@ class FrameQueue {
   const bool replay_;
   std::deque<OutFrame> queue_;
   std::uint64_t unwritten_bytes_ = 0;  // of all in queue_
-  ReplayBuffer unacked_;               // written whole; numbers below those of queue_
+  // Written whole; numbers below those of queue_. They hold their owners until they are
+  // acknowledged, to be written again when the connection was made again.
+  std::deque<OutFrame> unacked_;
+  std::uint64_t unacked_bytes_ = 0;
   Frames acknowledged_;
   bool wanted_ = false;      // a sender of one of these waits for its buffers
   std::uint64_t acked_ = 0;  // all up to this one have arrived

@@ -4,26 +4,13 @@
 // Threads: setReceived() and lastAckSent(): any; the rest: with the Outbox's lock.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
 #include "transport/frame/out_frame.h"
 
 namespace weft::transport {
-
-// When to ask the receiver for an ack: often enough that a sender does not wait for room until the
-// receiver's next tick, rarely enough to cost nothing.
-class AckRequests {
- public:
-  explicit AckRequests(std::uint64_t max_queued_bytes) noexcept;
-  // Whether a frame of so many bytes, which is being numbered, should ask.
-  bool due(std::uint64_t bytes) noexcept;
-
- private:
-  std::uint64_t every_bytes_;
-  std::uint64_t bytes_ = 0;
-  std::uint32_t frames_ = 0;
-};
 
 class SendSequence {
  public:
@@ -36,7 +23,7 @@ class SendSequence {
 
   // Without `replay` no frame is kept, so none asks for an ack.
   SendSequence(std::uint64_t max_queued_bytes, bool replay) noexcept
-      : replay_(replay), requests_(max_queued_bytes) {}
+      : replay_(replay), ask_bytes_(std::min(kAskBytes, max_queued_bytes / 8)) {}
 
   // The frame is the next one to be written: data get the next number.
   Stamp next(const OutFrame& frame) noexcept;
@@ -54,8 +41,18 @@ class SendSequence {
   }
 
  private:
+  // Often enough that a sender does not wait for room until the receiver's next tick, rarely enough
+  // to cost nothing.
+  static constexpr std::uint64_t kAskBytes = std::uint64_t{4} << 20;
+  static constexpr std::uint32_t kAskFrames = 512;
+
+  bool askIsDue(std::uint64_t bytes) noexcept;
+
   const bool replay_;
-  AckRequests requests_;
+  const std::uint64_t ask_bytes_;
+  // Numbered since the last one that asked for an ack.
+  std::uint64_t unasked_bytes_ = 0;
+  std::uint32_t unasked_frames_ = 0;
   std::uint64_t last_ = 0;
   std::atomic<std::uint64_t> received_{0};
   std::atomic<std::uint64_t> last_ack_sent_{0};

@@ -3,7 +3,7 @@
 // with its Peer.
 //
 // Each side numbers its data frames 1, 2, 3 … for as long as the session lasts, and keeps what it
-// wrote until the other side has acknowledged it (ReplayBuffer). On each new connection a side says
+// wrote until the other side has acknowledged it (FrameQueue). On each new connection a side says
 // which frame it received last (SessionClaim), and the other side continues after that one. So
 // every frame arrives once and in order, however often the connection breaks.
 //
