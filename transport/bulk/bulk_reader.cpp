@@ -92,7 +92,7 @@ IoResult BulkReader::readOnce(std::size_t& asked) {
   if (whole) {
     if (arrival_.exchange(Arrival::kDone) == Arrival::kAwaited) on_arrived_();
   } else {
-    wakeFor(left);
+    stream_.wakeAt(left);
   }
   return result;
 }
@@ -115,12 +115,6 @@ void BulkReader::advance(std::size_t count) {
     count -= some;
     if (entry.iov_len == 0) ++index_;
   }
-}
-
-// As Link::chooseWakeUp.
-void BulkReader::wakeFor(std::uint64_t left) {
-  const auto bytes = static_cast<std::size_t>(std::min<std::uint64_t>(left, kWakePiece));
-  if (bytes != std::exchange(wake_at_, bytes)) stream_.wakeAt(bytes);
 }
 
 }  // namespace weft::transport

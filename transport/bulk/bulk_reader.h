@@ -43,14 +43,12 @@ class BulkReader {
 
   IoResult readOnce(std::size_t& asked);
   void advance(std::size_t count);
-  void wakeFor(std::uint64_t left);
   static void tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count);
 
   Stream& stream_;
   std::atomic<std::uint64_t>& received_;
   const std::function<void()> on_arrived_;
   std::atomic<Arrival> arrival_{Arrival::kDone};
-  std::size_t wake_at_ = 1;  // the bulk thread's: as the stream was told
 
   // Held by the bulk thread while it reads, which never blocks, so that stop() can wait for it.
   std::mutex mutex_;  // guards what follows

@@ -111,12 +111,9 @@ bool Link::readSome() {
 // than that message needs, because the next one may not come soon.
 void Link::chooseWakeUp() {
   const std::uint64_t left = reader_.bytesToCome();
-  const bool raised = wake_at_ > 1;
-  if (!raised && left <= kWakePiece) return;
-  const auto bytes = static_cast<std::size_t>(std::clamp<std::uint64_t>(left, 1, kWakePiece));
-  if (bytes == wake_at_) return;
-  wake_at_ = bytes;
-  stream_->wakeAt(bytes);
+  if (!wakes_late_ && left <= kWakePiece) return;
+  wakes_late_ = left > 1;
+  stream_->wakeAt(std::max<std::uint64_t>(left, 1));
 }
 
 void Link::drain() {

@@ -74,7 +74,7 @@ class Link {
   Poll poll_;
   Timer again_;  // reads what the stream holds
   bool want_write_ = false;
-  std::size_t wake_at_ = 1;                     // as the stream was told
+  bool wakes_late_ = false;                     // wakeAt() was told more than one byte
   std::atomic<std::uint64_t>& bytes_received_;  // written here only, read by any thread
 };
 

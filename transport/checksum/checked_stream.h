@@ -8,9 +8,11 @@
 
 #include <sys/uio.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "transport/checksum/record_reader.h"
 #include "transport/checksum/record_writer.h"
@@ -26,10 +28,15 @@ class CheckedStream final : public LayeredStream {
   };
 
   // The two ends have each other's seeds.
-  CheckedStream(std::shared_ptr<Stream> below, Seeds seeds);
+  CheckedStream(std::shared_ptr<Stream> below, Seeds seeds)
+      : LayeredStream(std::move(below)),
+        reader_(*below_, seeds.reads),
+        writer_(*below_, seeds.writes) {}
 
   IoResult read(std::span<iovec> into) override { return reader_.read(into); }
-  IoResult write(std::span<iovec> from, std::span<const int> fds) override;
+  IoResult write(std::span<iovec> from, std::span<const int> fds) override {
+    return fds.empty() ? writer_.write(from) : IoResult{0, EOPNOTSUPP, false};
+  }
   bool holdsBytes() const override { return reader_.holdsBytes(); }
 
  private:

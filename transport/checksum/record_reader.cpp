@@ -69,8 +69,9 @@ int RecordReader::fill() {
   iovec room{here_.get() + end_, std::min(kReadAtOnce, room_ - end_)};
   const IoResult result = below_.read(std::span(&room, 1));
   end_ += result.count;
+  // The rest of a record is of no use before it is whole.
   if (result.error == EAGAIN)
-    wakeFor(state_ == State::kHere ? length_ + record::kTailBytes - here().size() : 1);
+    below_.wakeAt(state_ == State::kHere ? length_ + record::kTailBytes - here().size() : 1);
   return result.end ? ENODATA : result.error;
 }
 
@@ -139,7 +140,7 @@ IoResult RecordReader::readThrough(IovecCursor& places) {
   // With the next record's head.
   if (whole) parts[used] = {here_.get(), record::kTailBytes + record::kHeadBytes};
   IoResult result = below_.read(std::span(parts).first(used + (whole ? 1 : 0)));
-  if (result.error == EAGAIN) wakeFor(left + record::kTailBytes);
+  if (result.error == EAGAIN) below_.wakeAt(left + record::kTailBytes);
   end_ = result.count - std::min<std::size_t>(result.count, wanted);
   result.count -= end_;
   std::size_t unchecked = result.count;
@@ -159,12 +160,6 @@ int RecordReader::readTail() {
   begin_ += record::kTailBytes;
   state_ = State::kHead;
   return right ? 0 : EBADMSG;
-}
-
-// The rest of a record is of no use before it is whole, but a long one is read in pieces.
-void RecordReader::wakeFor(std::size_t bytes) {
-  bytes = std::min(bytes, kWakePiece);
-  if (bytes != std::exchange(wake_at_, bytes)) below_.wakeAt(bytes);
 }
 
 }  // namespace weft::transport

@@ -14,7 +14,7 @@
 #include <memory>
 #include <span>
 
-#include "transport/checksum/iovec_cursor.h"
+#include "transport/io/iovec_cursor.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {
@@ -47,7 +47,6 @@ class RecordReader {
   int readInPlace(IovecCursor& places);
   IoResult readThrough(IovecCursor& places);
   int readTail();
-  void wakeFor(std::size_t bytes);
   std::span<const std::byte> here() const { return {here_.get() + begin_, end_ - begin_}; }
 
   Stream& below_;
@@ -61,7 +60,6 @@ class RecordReader {
   std::size_t length_ = 0;     // of the present record's payload; kVerified: of its rest
   std::size_t in_place_ = 0;   // bytes of it that are in the places, and not counted yet
   std::uint32_t found_ = 0;    // checksum of what came of it
-  std::size_t wake_at_ = 1;    // as the stream was told
   bool holds_bytes_ = false;   // after the last read
 };
 

@@ -14,7 +14,7 @@
 #include <memory>
 #include <span>
 
-#include "transport/checksum/iovec_cursor.h"
+#include "transport/io/iovec_cursor.h"
 #include "transport/io/sealed_pieces.h"
 #include "transport/io/stream.h"
 

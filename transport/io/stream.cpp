@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 
 #include "transport/base/check.h"
@@ -95,8 +94,9 @@ IoResult SocketStream::write(std::span<iovec> from, std::span<const int> fds) {
 }
 
 void SocketStream::wakeAt(std::size_t bytes) {
-  if (is_unix_) return;  // Unix sockets ignore it when they are polled
-  const auto mark = static_cast<int>(std::clamp<std::size_t>(bytes, 1, INT_MAX));
+  const auto mark = static_cast<int>(std::clamp<std::size_t>(bytes, 1, kWakePiece));
+  // Unix sockets ignore it when they are polled.
+  if (is_unix_ || mark == std::exchange(wake_at_, mark)) return;
   static_cast<void>(::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof(mark)));
 }
 

@@ -54,8 +54,8 @@ class Stream {
   virtual void breakOff() = 0;
   virtual int pollFd() const = 0;
   // Until the next call, pollFd() should become readable only when so many bytes (at least 1) are
-  // there, or at the end, an error or a full receive buffer. A hint that some streams ignore. On
-  // the thread that reads.
+  // there (kWakePiece where that is less), or at the end, an error or a full receive buffer. A hint
+  // that some streams ignore. On the thread that reads.
   virtual void wakeAt(std::size_t /*bytes*/) {}
   // After a read: whether the stream itself holds more bytes, for which pollFd() does not become
   // readable. On the thread that reads.
@@ -100,6 +100,7 @@ class SocketStream final : public Stream {
   const char* name_;
   const bool is_unix_;
   bool accepts_fds_ = false;
+  int wake_at_ = 1;  // as the system was told
   // The reading thread's: descriptors that came and wait to be taken, oldest first.
   std::deque<UniqueFd> received_;
   bool lost_ = false;  // more came behind them

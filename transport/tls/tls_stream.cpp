@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "transport/io/iovec_cursor.h"
+
 namespace weft::transport {
 namespace {
 
@@ -24,20 +26,16 @@ TlsStream::TlsStream(std::shared_ptr<TlsConnection> connection)
 
 IoResult TlsStream::read(std::span<iovec> into) {
   connection_->bio().beginRead();
+  IovecCursor places(into);
   std::size_t count = 0;
   int error = 0;
-  std::size_t filled = 0;  // of the first entry
-  for (int i = 0; i < kRecordsPerCall && error == 0 && !into.empty() && count < kReadPerCall; ++i) {
-    const iovec& entry = into.front();
+  for (int i = 0; i < kRecordsPerCall && error == 0 && places.left() > 0 && count < kReadPerCall;
+       ++i) {
+    const iovec place = places.next();
     std::size_t some = 0;
-    if (filled < entry.iov_len)
-      error = connection_->read(static_cast<std::byte*>(entry.iov_base) + filled,
-                                entry.iov_len - filled, some);
-    filled += some;
+    error = connection_->read(static_cast<std::byte*>(place.iov_base), place.iov_len, some);
+    places.skip(some);
     count += some;
-    if (filled < entry.iov_len) continue;
-    into = into.subspan(1);
-    filled = 0;
   }
   holds_bytes_ = error == 0;
   if (error == EBADMSG) return {0, EBADMSG, false};
@@ -67,13 +65,13 @@ IoResult TlsStream::write(std::span<iovec> from, std::span<const int> fds) {
 void TlsStream::seal(std::span<const iovec> from) {
   connection_->bio().clear();
   std::size_t sealed = 0;
-  std::size_t offset = 0;  // in the first entry
-  while (!from.empty() && sealed < kSealAtOnce) {
-    const auto* const bytes = static_cast<const std::byte*>(from.front().iov_base) + offset;
-    const std::size_t left = from.front().iov_len - offset;
-    const bool large = left >= kLarge;
+  IovecCursor rest(from);
+  while (rest.left() > 0 && sealed < kSealAtOnce) {
+    const iovec next = rest.next();
+    const auto* const bytes = static_cast<const std::byte*>(next.iov_base);
+    const bool large = next.iov_len >= kLarge;
     const std::size_t some =
-        std::min(left, TlsConnection::kRecord - (large ? 0 : together_.size()));
+        std::min(next.iov_len, TlsConnection::kRecord - (large ? 0 : together_.size()));
     if (large && !together_.empty()) {
       if (!sealOne(together_.data(), together_.size())) return;
       sealed += together_.size();
@@ -81,16 +79,12 @@ void TlsStream::seal(std::span<const iovec> from) {
     } else if (large) {
       if (!sealOne(bytes, some)) return;
       sealed += some;
-      offset += some;
+      rest.skip(some);
     } else {
       together_.insert(together_.end(), bytes, bytes + some);
-      offset += some;
+      rest.skip(some);
     }
-    if (offset == from.front().iov_len) {
-      from = from.subspan(1);
-      offset = 0;
-    }
-    if (together_.size() == TlsConnection::kRecord || (from.empty() && !together_.empty())) {
+    if (together_.size() == TlsConnection::kRecord || (rest.left() == 0 && !together_.empty())) {
       if (!sealOne(together_.data(), together_.size())) return;
       sealed += together_.size();
       together_.clear();

@@ -26,6 +26,8 @@ class IovecCursor {
   void skip(std::size_t bytes);
   // Copies as many of `bytes` as there is room for, and skips that room. Returns how many.
   std::size_t fillFrom(std::span<const std::byte> bytes);
+  // The rest of the first entry that is not done. left() is not 0.
+  iovec next() const;
   // Where the next `bytes` are. Returns how many entries of `out` are used.
   std::size_t first(std::size_t bytes, std::span<iovec> out) const;
 

@@ -1,4 +1,4 @@
-#include "transport/checksum/iovec_cursor.h"
+#include "transport/io/iovec_cursor.h"
 
 #include <algorithm>
 #include <array>
@@ -29,6 +29,12 @@ std::size_t IovecCursor::fillFrom(std::span<const std::byte> bytes) {
     skip(here);
   }
   return copied;
+}
+
+iovec IovecCursor::next() const {
+  iovec rest{};
+  first(left_, std::span(&rest, 1));
+  return rest;
 }
 
 std::size_t IovecCursor::first(std::size_t bytes, std::span<iovec> out) const {
