@@ -1,13 +1,9 @@
 // The bits of a message header, which WireWriter sets and WireReader reads.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 namespace weft::rpc::wire_bits {
-
-static_assert(std::endian::native == std::endian::little,
-              "the wire is little endian; a big-endian host needs byte swaps here");
 
 // In the flags of a tensor.
 inline constexpr std::uint8_t kRequiresGrad = 1;
