@@ -85,11 +85,7 @@ HandshakeRunner::Secured HandshakeRunner::secureSome() {
   if (poll_ != nullptr) poll_->want(true, tls_->unsent());
   if (step == TlsConnection::Step::kAgain) return Secured::kNotYet;
   stream_ = std::make_shared<TlsStream>(tls_);
-  if (const std::string& name = handshake_.peer().name;
-      self.tls->certificates() && !tls_->peerIs(name)) {
-    tls_problem_ = {
-        ErrorCode::kAuthFailed,
-        "it says that it is '" + name + "', but its certificate is for " + tls_->peerNames()};
+  if (self.tls->certificates() && !checkCertificate()) {
     handshake_.notSecured(RefusalCode::kCertificateName);
     return Secured::kYes;
   }
@@ -97,6 +93,19 @@ HandshakeRunner::Secured HandshakeRunner::secureSome() {
   if (!binding) throw std::bad_alloc();
   handshake_.secured(*binding);
   return Secured::kYes;
+}
+
+// Whether the peer's certificate is for the name that it says it has.
+bool HandshakeRunner::checkCertificate() {
+  const std::string& name = handshake_.peer().name;
+  std::string shown;
+  for (const std::string& certified : tls_->peerNames()) {
+    if (certified == name) return true;
+    shown += (shown.empty() ? "'" : ", '") + certified + "'";
+  }
+  tls_problem_ = {ErrorCode::kAuthFailed,
+                  "it says that it is '" + name + "', but its certificate is for " + shown};
+  return false;
 }
 
 // A fresh connection always has room for these few bytes.

@@ -47,6 +47,7 @@ class HandshakeRunner {
   void onReadable(int poll_error);
   std::optional<Ending> readSome(int poll_error);
   Secured secureSome();
+  bool checkCertificate();
   bool writeOutput();
   std::shared_ptr<Stream> framesStream();
   void finish(Ending ending);

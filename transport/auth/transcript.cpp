@@ -14,29 +14,31 @@ constexpr std::string_view kAcceptorLabel = "weft acceptor proof v3";
 constexpr std::string_view kTlsLabel = "weft tls";
 constexpr std::size_t kLabelBytes = 32;  // zero padded: no two inputs coincide
 
+constexpr std::size_t kBeginning = kLabelBytes + 2 * Hello::kBytes;
+
+// Writes what each text begins with to `text`, which is zeros. Returns its end.
+std::byte* begin(std::byte* text, std::string_view label, const Transcript& said) {
+  std::memcpy(text, label.data(), label.size());
+  text += kLabelBytes;
+  std::memcpy(text, said.dialler_hello.data(), Hello::kBytes);
+  std::memcpy(text + Hello::kBytes, said.acceptor_hello.data(), Hello::kBytes);
+  return text + 2 * Hello::kBytes;
+}
+
 }  // namespace
 
 Digest Transcript::mac(const AuthKey& key, HelloRole role, const SessionClaim& claim) const {
   const std::string_view label = role == HelloRole::kDialler ? kDiallerLabel : kAcceptorLabel;
-  std::array<std::byte,
-             kLabelBytes + 2 * Hello::kBytes + SessionClaim::kBytes + sizeof(channel_binding)>
-      text{};
-  std::byte* end = text.data();
-  std::memcpy(end, label.data(), label.size());
-  end += kLabelBytes;
-  std::memcpy(end, dialler_hello.data(), Hello::kBytes);
-  std::memcpy(end + Hello::kBytes, acceptor_hello.data(), Hello::kBytes);
-  end += 2 * Hello::kBytes;
+  std::array<std::byte, kBeginning + SessionClaim::kBytes + sizeof(channel_binding)> text{};
+  std::byte* const end = begin(text.data(), label, *this);
   encodeClaim(claim, end);
   std::memcpy(end + SessionClaim::kBytes, channel_binding.data(), channel_binding.size());
   return hmacSha256(key, text);
 }
 
 Digest Transcript::tlsKey(const AuthKey& key) const {
-  std::array<std::byte, kLabelBytes + 2 * Hello::kBytes> text{};
-  std::memcpy(text.data(), kTlsLabel.data(), kTlsLabel.size());
-  std::memcpy(text.data() + kLabelBytes, dialler_hello.data(), Hello::kBytes);
-  std::memcpy(text.data() + kLabelBytes + Hello::kBytes, acceptor_hello.data(), Hello::kBytes);
+  std::array<std::byte, kBeginning> text{};
+  begin(text.data(), kTlsLabel, *this);
   return hmacSha256(key, text);
 }
 

@@ -25,6 +25,24 @@ constexpr std::uint32_t kMostControls = 32;
 constexpr std::size_t kControlsPerBytes = std::size_t{1} << 20;
 constexpr std::string_view kKeyName = "weft";
 
+// Whether this reason of an error is about a certificate, here or (an alert) at the other end.
+bool aboutCertificate(int reason) noexcept {
+  switch (reason) {
+    case SSL_R_CERTIFICATE_VERIFY_FAILED:
+    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 // None of them throws: OpenSSL is C.
@@ -149,22 +167,9 @@ void TlsConnection::explain(int reason) {
   }
 }
 
-bool TlsConnection::peerIs(const std::string& name) const {
-  X509* const certificate = ::SSL_get1_peer_certificate(ssl_);
-  if (certificate == nullptr) return false;
-  const std::vector<std::string> names = namesOf(*certificate);
-  ::X509_free(certificate);
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-std::string TlsConnection::peerNames() const {
-  X509* const certificate = ::SSL_get1_peer_certificate(ssl_);
-  if (certificate == nullptr) return {};
-  std::string text;
-  for (const std::string& name : namesOf(*certificate))
-    text += (text.empty() ? "'" : ", '") + name + "'";
-  ::X509_free(certificate);
-  return text;
+std::vector<std::string> TlsConnection::peerNames() const {
+  const X509* const certificate = ::SSL_get0_peer_certificate(ssl_);
+  return certificate == nullptr ? std::vector<std::string>() : namesOf(*certificate);
 }
 
 std::optional<TlsConnection::ChannelBinding> TlsConnection::channelBinding() const {

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "transport/base/error.h"
 #include "transport/io/stream.h"
@@ -60,10 +61,8 @@ class TlsConnection {
   // acceptor has looked at its certificate. kAuthFailed: it is about certificates, and will not
   // pass; else kConnectFailed.
   const Error& problem() const noexcept { return problem_; }
-  // Once it is done, with certificates: whether the peer's is for this name; else what names it
-  // has.
-  bool peerIs(const std::string& name) const;
-  std::string peerNames() const;
+  // Once it is done, with certificates: the names that the peer's is for.
+  std::vector<std::string> peerNames() const;
   // Once it is done: what only the two ends of this very connection know (RFC 9266, tls-exporter).
   // Nothing: OpenSSL has no memory for it.
   std::optional<ChannelBinding> channelBinding() const;

@@ -4,7 +4,7 @@
 //   withKey            each connection has a pre-shared key of its own, made from the group's key
 //                      (TlsConnection); no certificates
 //   withCertificates   both sides show one, signed by an authority of the CA file alone; names are
-//                      the caller's to check (TlsConnection::peerIs)
+//                      the caller's to check (TlsConnection::peerNames)
 //
 // Threads: any; it does not change once it is made. Failure: an Error that names the file.
 #pragma once
