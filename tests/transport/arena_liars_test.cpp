@@ -90,9 +90,9 @@ class Liar : public ::testing::Test {
 TEST_F(Liar, HonestyIsHeard) {
   offerHonestly();
   const auto block = arena->take(100'000);
-  std::memset(block->data, 3, 100'000);
-  arena->handOver(block->where);
-  client->send(placedFrame(1, block->where, 100'000));
+  std::memset(arena->bytes(*block), 3, 100'000);
+  arena->handOver(*block);
+  client->send(placedFrame(1, *block, 100'000));
   ASSERT_TRUE(recorder.waitForMessages(1));
   EXPECT_EQ(recorder.messages()[0].buffers.at(0).data[99'999], std::byte{3});
   EXPECT_EQ(arena->blocksInUse(), 1U);
@@ -101,13 +101,13 @@ TEST_F(Liar, HonestyIsHeard) {
 TEST_F(Liar, ABufferOutsideOfTheMemoryCutsItOff) {
   offerHonestly();
   const auto block = arena->take(100);
-  client->send(placedFrame(1, {block->where.offset, block->where.slot, 0}, 4 * kMiB + 1));
+  client->send(placedFrame(1, {block->offset, block->slot, 0}, 4 * kMiB + 1));
   expectCutOff("a buffer outside of shared memory");
 }
 
 TEST_F(Liar, ASlotThatIsNoneCutsItOff) {
   offerHonestly();
-  client->send(placedFrame(1, {arena->take(100)->where.offset, 16, 0}, 100));
+  client->send(placedFrame(1, {arena->take(100)->offset, 16, 0}, 100));
   expectCutOff("a buffer in slot 16 of 16");
 }
 
@@ -122,7 +122,7 @@ TEST_F(Liar, ABufferSentTwiceCutsItOff) {
   encodeFrameHead(head, twice.data());
   for (std::size_t i = 0; i < 2; ++i) {
     storeLittle<std::uint64_t>(twice.data() + FrameHead::kBytes + 8 * i, 100 | kBufferInArena);
-    block->where.encode(twice.data() + FrameHead::kBytes + 16 + i * ArenaDescriptor::kBytes);
+    block->encode(twice.data() + FrameHead::kBytes + 16 + i * ArenaDescriptor::kBytes);
   }
   client->send(twice);
   expectCutOff("a block of shared memory that was not offered");
@@ -130,7 +130,7 @@ TEST_F(Liar, ABufferSentTwiceCutsItOff) {
 
 TEST_F(Liar, ReservedBitsCutItOff) {
   offerHonestly();
-  ArenaDescriptor where = arena->take(100)->where;
+  ArenaDescriptor where = arena->take(100).value();
   where.reserved = 1;
   client->send(placedFrame(1, where, 100));
   expectCutOff("unknown form of a shared memory descriptor");

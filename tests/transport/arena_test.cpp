@@ -102,9 +102,9 @@ struct Ends {
   OwnedBuffer pass(std::size_t size, int fill) {
     const auto block = sender->take(size);
     EXPECT_TRUE(block.has_value());
-    std::memset(block->data, fill, size);
-    sender->handOver(block->where);
-    Result<OwnedBuffer> lent = receiver->lend(block->where, size);
+    std::memset(sender->bytes(*block), fill, size);
+    sender->handOver(*block);
+    Result<OwnedBuffer> lent = receiver->lend(*block, size);
     EXPECT_TRUE(lent.ok());
     return std::move(lent).value();
   }
@@ -154,15 +154,15 @@ TEST(SharedArena, WhatIsNotHandedOverIsGivenBackNotReclaimed) {
   const auto block = ends.sender->take(kMiB);
   ASSERT_TRUE(block.has_value());
   // A receiver that lies says "free" while the block is being written.
-  static_cast<void>(ends.receiver->lend(block->where, kMiB));
+  static_cast<void>(ends.receiver->lend(*block, kMiB));
   EXPECT_EQ(ends.sender->blocksInUse(), 1U);
-  ends.sender->giveBack(block->where);
+  ends.sender->giveBack(*block);
   EXPECT_EQ(ends.sender->blocksInUse(), 0U);
 
   Message message{{}, {newBuffer(kMiB)}};
   {
     ArenaPlacement placement(ends.sender);
-    placement.add(0, ends.sender->take(kMiB)->where);
+    placement.add(0, ends.sender->take(kMiB).value());
     Limits limits;
     limits.max_message_bytes = 1000;
     EXPECT_FALSE(OutFrame::message(std::move(message), limits, std::move(placement)).ok());
@@ -205,9 +205,9 @@ TEST(SharedArena, ManyThreadsTakeAndReleaseAtOnce) {
         const auto block = ends.sender->take(size);
         if (block) {
           const int fill = static_cast<int>(random() % 256);
-          std::memset(block->data, fill, size);
-          ends.sender->handOver(block->where);
-          held.emplace_back(ends.receiver->lend(block->where, size).value(), fill);
+          std::memset(ends.sender->bytes(*block), fill, size);
+          ends.sender->handOver(*block);
+          held.emplace_back(ends.receiver->lend(*block, size).value(), fill);
           ++passed;
         }
         if (held.size() > 10 || (!block && !held.empty())) {
@@ -263,7 +263,7 @@ TEST(ArenaView, WhatIsNoBlockOnOfferIsRefused) {
   const auto block = ends.sender->take(kMiB);
   ASSERT_TRUE(block.has_value());
   const auto why = [&](const std::function<void(ArenaDescriptor&)>& change, std::uint64_t size) {
-    ArenaDescriptor where = block->where;
+    ArenaDescriptor where = *block;
     change(where);
     const Result<OwnedBuffer> lent = ends.receiver->lend(where, size);
     if (lent.ok()) return std::string("lent");

@@ -109,16 +109,17 @@ void lieAboutExportedMemory(FuzzInput& input) {
 
 // What the sender has out: to be written, or with the receiver.
 struct Out {
-  SharedArena::Block block;
+  ArenaDescriptor block;
   std::size_t size = 0;
   bool handed_over = false;
 };
 
-void expectApart(const std::vector<Out>& out, const SharedArena::Block& block, std::size_t size) {
+void expectApart(const std::vector<Out>& out, const ArenaDescriptor& block, std::size_t size) {
   for (const Out& other : out) {
     if (other.handed_over) continue;  // the receiver may have released it
-    require(other.block.where.slot != block.where.slot);
-    require(block.data + size <= other.block.data || other.block.data + other.size <= block.data);
+    require(other.block.slot != block.slot);
+    require(block.offset + size <= other.block.offset ||
+            other.block.offset + other.size <= block.offset);
   }
 }
 
@@ -137,25 +138,25 @@ void lieToSender(FuzzInput& input) {
         const auto block = arena->take(size);
         if (!block) break;
         expectApart(out, *block, size);
-        touch({block->data, size, nullptr});
+        touch({arena->bytes(*block), size, nullptr});
         out.push_back({*block, size});
         break;
       }
       case 2:
         if (Out* one = some(); one != nullptr && !one->handed_over) {
-          arena->handOver(one->block.where);
+          arena->handOver(one->block);
           one->handed_over = true;
         }
         break;
       case 3:
         if (Out* one = some(); one != nullptr && one->handed_over) {
-          arena->withdraw(one->block.where);
+          arena->withdraw(one->block);
           forget(one);
         }
         break;
       case 4:
         if (Out* one = some(); one != nullptr && !one->handed_over) {
-          arena->giveBack(one->block.where);
+          arena->giveBack(one->block);
           forget(one);
         }
         break;
@@ -165,7 +166,7 @@ void lieToSender(FuzzInput& input) {
     }
   }
   for (const Out& one : out) {
-    if (!one.handed_over) arena->giveBack(one.block.where);
+    if (!one.handed_over) arena->giveBack(one.block);
   }
   for (std::uint32_t i = 0; i < kSlots; ++i)
     arenaSlot(base, i).store(kSlotFree);

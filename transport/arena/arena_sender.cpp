@@ -85,8 +85,8 @@ ArenaPlacement ArenaSender::placeIn(std::shared_ptr<SharedArena> arena, const Me
     if (!blocks.empty() && blocks[index] != nullptr &&
         placement.addExported(index, buffer, blocks[index])) {
       exported += buffer.size;
-    } else if (const std::optional<SharedArena::Block> block = arena->take(buffer.size)) {
-      placement.add(index, block->where);
+    } else if (const std::optional<ArenaDescriptor> block = arena->take(buffer.size)) {
+      placement.add(index, *block);
       copied += buffer.size;
     } else {
       fallbacks_.fetch_add(1, std::memory_order_relaxed);

@@ -74,8 +74,8 @@ SharedArena::~SharedArena() {
   if (fork_guard_.inOwnProcess()) ::munmap(base_, offer_.file_bytes);
 }
 
-std::optional<SharedArena::Block> SharedArena::take(std::size_t size) {
-  std::optional<Block> block = take(size, kLooksPerTake);
+std::optional<ArenaDescriptor> SharedArena::take(std::size_t size) {
+  std::optional<ArenaDescriptor> block = take(size, kLooksPerTake);
   if (block) return block;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -84,7 +84,7 @@ std::optional<SharedArena::Block> SharedArena::take(std::size_t size) {
   return take(size, kArenaMaxSlots);
 }
 
-std::optional<SharedArena::Block> SharedArena::take(std::size_t size, std::size_t looks) {
+std::optional<ArenaDescriptor> SharedArena::take(std::size_t size, std::size_t looks) {
   std::uint32_t index = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -102,8 +102,7 @@ std::optional<SharedArena::Block> SharedArena::take(std::size_t size, std::size_
   in_use_.push_back({index, *offset, size});
   // The link carries the descriptor after this, and orders it.
   arenaSlot(base_, index).store(kSlotOffered, std::memory_order_release);
-  const std::uint64_t place = kArenaDataOffset + *offset;
-  return Block{base_ + place, {place, index, 0}};
+  return ArenaDescriptor{kArenaDataOffset + *offset, index, 0};
 }
 
 void SharedArena::handOver(const ArenaDescriptor& block) noexcept {

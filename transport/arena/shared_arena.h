@@ -31,11 +31,6 @@ namespace weft::transport {
 
 class SharedArena {
  public:
-  struct Block {
-    std::byte* data = nullptr;
-    ArenaDescriptor where;
-  };
-
   // Room for `data_bytes` in blocks (rounded to 2 MiB), at most `slots` of them at once. kSystem
   // when the machine does not give it.
   static Result<std::shared_ptr<SharedArena>> create(std::uint64_t data_bytes, std::uint32_t slots);
@@ -47,7 +42,7 @@ class SharedArena {
   const ArenaOffer& offer() const noexcept { return offer_; }
 
   // A block to fill and then to name to the receiver. None: no room, no slot or no memory.
-  std::optional<Block> take(std::size_t size);
+  std::optional<ArenaDescriptor> take(std::size_t size);
   // Call it once the block's bytes are written: from then on the receiver may release the block.
   void handOver(const ArenaDescriptor& block) noexcept;
   // After handOver(): the receiver has all it needs. A block that it never took is free now.
@@ -74,7 +69,7 @@ class SharedArena {
 
   SharedArena(UniqueFd fd, std::byte* base, const ArenaOffer& offer);
 
-  std::optional<Block> take(std::size_t size, std::size_t looks);
+  std::optional<ArenaDescriptor> take(std::size_t size, std::size_t looks);
   void reclaim(std::size_t most);
   void release(std::size_t index);
 

@@ -67,13 +67,11 @@ struct ExportedBlock::Registry {
                   " exported blocks are in use here, a quarter of the limit on open files"};
     }
     held.bytes_held += bytes;
-    ++held.blocks_held;
     return Error::ok();
   }
   void unreserve(std::size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex);
     held.bytes_held -= bytes;
-    --held.blocks_held;
   }
 
   void insert(ExportedBlock& block) {

@@ -61,12 +61,11 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   std::optional<std::uint64_t> offer(const std::byte* data, std::size_t size);
   // What was offered, as it was then.
   OwnedBuffer offered(std::uint64_t offset, std::size_t size) const;
-  // Bytes that this process has offered, to any receiver; and the blocks of create() that still
-  // exist.
+  // Bytes that this process has offered, to any receiver; and those of the blocks of create() that
+  // still exist.
   struct Stats {
     std::uint64_t bytes_sent = 0;
     std::uint64_t bytes_held = 0;
-    std::uint64_t blocks_held = 0;
   };
   static Stats stats();
 
