@@ -25,7 +25,7 @@ void BulkReader::expect(std::span<const iovec> into, std::shared_ptr<Arrivals> a
   const std::lock_guard<std::mutex> lock(mutex_);
   WEFT_CHECK(arrival_.load() == Arrival::kDone, "one half after the other");
   in_.assign(into.begin(), into.end());
-  index_ = 0;
+  places_ = IovecCursor(in_);
   arrivals_ = std::move(arrivals);
   arrival_.store(Arrival::kReading);
 }
@@ -39,7 +39,7 @@ bool BulkReader::arrived() {
 void BulkReader::stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   in_.clear();
-  index_ = 0;
+  places_ = IovecCursor();
   arrivals_.reset();
 }
 
@@ -69,22 +69,20 @@ IoResult BulkReader::readOnce(std::size_t& asked) {
   std::shared_ptr<Arrivals> told;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (index_ == in_.size()) return result;
-    std::size_t used = 0;
-    if (in_[index_].iov_base == nullptr) {
-      entries[used++] = {discarded.data(), std::min(discarded.size(), in_[index_].iov_len)};
+    if (places_.left() == 0) return result;
+    auto target = std::span(entries).first(places_.first(places_.left(), entries));
+    if (target[0].iov_base == nullptr) {
+      target = target.first(1);
+      target[0] = {discarded.data(), std::min(discarded.size(), target[0].iov_len)};
     } else {
-      for (std::size_t i = index_; i < in_.size() && used < entries.size(); ++i) {
-        if (in_[i].iov_base == nullptr) break;
-        entries[used++] = in_[i];
-      }
+      const auto skipped = std::ranges::find(target, nullptr, &iovec::iov_base);
+      target = target.first(static_cast<std::size_t>(skipped - target.begin()));
     }
-    const auto target = std::span(entries).first(used);
     asked = bytesOf(target);
     result = stream_.read(target);
-    advance(result.count);
-    whole = index_ == in_.size();
-    left = bytesOf(std::span(in_).subspan(index_));
+    places_.skip(result.count);
+    left = places_.left();
+    whole = left == 0;
     told = whole ? std::move(arrivals_) : arrivals_;
   }
   received_.fetch_add(result.count, std::memory_order_relaxed);
@@ -103,17 +101,6 @@ void BulkReader::tell(Arrivals& arrivals, std::span<const iovec> entries, std::s
     const std::size_t some = std::min(count, entries[i].iov_len);
     arrivals.onBytes(static_cast<const std::byte*>(entries[i].iov_base), some);
     count -= some;
-  }
-}
-
-void BulkReader::advance(std::size_t count) {
-  while (count > 0) {
-    iovec& entry = in_[index_];
-    const std::size_t some = std::min(count, entry.iov_len);
-    if (entry.iov_base != nullptr) entry.iov_base = static_cast<std::byte*>(entry.iov_base) + some;
-    entry.iov_len -= some;
-    count -= some;
-    if (entry.iov_len == 0) ++index_;
   }
 }
 

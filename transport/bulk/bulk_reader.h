@@ -18,6 +18,7 @@
 
 #include "transport/base/arrivals.h"
 #include "transport/bulk/bulk_turn.h"
+#include "transport/io/iovec_cursor.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {
@@ -42,7 +43,6 @@ class BulkReader {
   enum class Arrival : std::uint8_t { kReading, kAwaited, kDone };
 
   IoResult readOnce(std::size_t& asked);
-  void advance(std::size_t count);
   static void tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count);
 
   Stream& stream_;
@@ -54,7 +54,7 @@ class BulkReader {
   std::mutex mutex_;  // guards what follows
   std::vector<iovec> in_;
   std::shared_ptr<Arrivals> arrivals_;
-  std::size_t index_ = 0;  // the entry being filled; its part that is there is cut off
+  IovecCursor places_;  // what of in_ is to come
 };
 
 }  // namespace weft::transport

@@ -43,7 +43,8 @@ std::size_t IovecCursor::first(std::size_t bytes, std::span<iovec> out) const {
   for (auto entry = entries_.begin(); entry != entries_.end() && used < out.size() && bytes > 0;
        ++entry) {
     const std::size_t some = std::min(bytes, entry->iov_len - offset);
-    if (some > 0) out[used++] = {static_cast<std::byte*>(entry->iov_base) + offset, some};
+    auto* const place = static_cast<std::byte*>(entry->iov_base);
+    if (some > 0) out[used++] = {place == nullptr ? place : place + offset, some};
     bytes -= some;
     offset = 0;
   }

@@ -1,6 +1,7 @@
 // IovecCursor: the entries of one read or write, and how far they are done.
 //
-// Threads: one at a time. Ownership: it borrows the entries, and does not change them.
+// Threads: one at a time. Ownership: it borrows the entries, and does not change them. What is left
+// of an entry without a place has none.
 #pragma once
 
 #include <sys/uio.h>
@@ -18,6 +19,7 @@ class IovecCursor {
   // For the array that first() fills: so many go into one read or write.
   static constexpr std::size_t kMaxEntries = 64;
 
+  IovecCursor() = default;
   explicit IovecCursor(std::span<const iovec> entries)
       : entries_(entries), left_(bytesOf(entries)) {}
 
@@ -33,7 +35,7 @@ class IovecCursor {
 
  private:
   std::span<const iovec> entries_;
-  std::uint64_t left_;
+  std::uint64_t left_ = 0;
   std::size_t offset_ = 0;  // in the first of them
 };
 
