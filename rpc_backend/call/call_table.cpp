@@ -129,9 +129,4 @@ std::vector<WaitingCall> CallTable::oldest(std::size_t most) const {
   return all;
 }
 
-std::size_t CallTable::size() const {
-  const std::lock_guard lock(mutex_);
-  return calls_.size();
-}
-
 }  // namespace weft::rpc

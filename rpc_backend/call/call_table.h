@@ -75,7 +75,6 @@ class CallTable {
   std::vector<PendingCall> takeAll();
   // Takes what has expired at `now`; `next` becomes the earliest deadline that remains.
   std::vector<PendingCall> takeExpired(Clock::time_point now, Clock::time_point& next);
-  std::size_t size() const;
   // The oldest first, at most `most`.
   std::vector<WaitingCall> oldest(std::size_t most) const;
 
@@ -92,8 +91,9 @@ class CallTable {
   mutable std::mutex mutex_;
   std::uint64_t next_id_ = 1;
   std::unordered_map<std::uint64_t, PendingCall> calls_;
-  std::unordered_multimap<RRefKey, std::uint64_t, RRefKeyHash> fetches_;  // ids in calls_
-  std::unordered_map<worker_id_t, Room> rooms_;                           // no entry is erased
+  // Ids in calls_. Thousands of creations may fail at once: none looks through all calls.
+  std::unordered_multimap<RRefKey, std::uint64_t, RRefKeyHash> fetches_;
+  std::unordered_map<worker_id_t, Room> rooms_;  // no entry is erased
 };
 
 }  // namespace weft::rpc

@@ -39,13 +39,15 @@ PendingCall callTo(std::int16_t peer, std::chrono::milliseconds timeout = 0ms,
   return call;
 }
 
+std::size_t sizeOf(const CallTable& calls) { return calls.oldest(1000).size(); }
+
 TEST(CallTable, OnlyTheOneWhoWasAskedMayAnswer) {
   CallTable calls;
   const auto id = calls.add(callTo(3));
   EXPECT_TRUE(calls.waits(id, 3));
   EXPECT_FALSE(calls.waits(id, 4));
   EXPECT_FALSE(calls.take(id, 4));
-  EXPECT_EQ(calls.size(), 1U);
+  EXPECT_EQ(sizeOf(calls), 1U);
   EXPECT_TRUE(calls.take(id, 3));
   EXPECT_FALSE(calls.take(id, 3));
   EXPECT_FALSE(calls.waits(id, 3));
@@ -64,7 +66,7 @@ TEST(CallTable, TellsTheOldestCalls) {
   ASSERT_EQ(oldest.size(), 2U);
   EXPECT_EQ(oldest[0].peer, 3);
   EXPECT_EQ(oldest[1].peer, 2);
-  EXPECT_EQ(calls.size(), 3U);
+  EXPECT_EQ(sizeOf(calls), 3U);
 }
 
 TEST(ErrorText, LosesOnlyTheFramesOfCpp) {
@@ -84,10 +86,10 @@ TEST(CallTable, TakenByPeerAndAltogether) {
   EXPECT_EQ(ids.size(), 30U);
   for (const PendingCall& call : calls.takeAllOf(1))
     EXPECT_EQ(call.peer, 1);
-  EXPECT_EQ(calls.size(), 20U);
+  EXPECT_EQ(sizeOf(calls), 20U);
   EXPECT_TRUE(calls.takeAllOf(1).empty());
   EXPECT_EQ(calls.takeAll().size(), 20U);
-  EXPECT_EQ(calls.size(), 0U);
+  EXPECT_EQ(sizeOf(calls), 0U);
 }
 
 TEST(CallTable, RoomIsPerPeerAndGivenBackByWhoeverTakesACall) {
@@ -132,7 +134,7 @@ TEST(CallTable, WhoWaitsForRoomGetsWhatOthersGiveBack) {
   }
   for (std::thread& thread : threads)
     thread.join();
-  EXPECT_EQ(calls.size(), 0U);
+  EXPECT_EQ(sizeOf(calls), 0U);
 }
 
 TEST(CallTable, FetchesOfAValueAreTakenTogether) {
@@ -150,7 +152,7 @@ TEST(CallTable, FetchesOfAValueAreTakenTogether) {
   EXPECT_TRUE(calls.take(answered, 1));
   for (const PendingCall& call : calls.takeFetches(value))
     EXPECT_EQ(call.fetched, value);
-  EXPECT_EQ(calls.size(), 2U);
+  EXPECT_EQ(sizeOf(calls), 2U);
   EXPECT_TRUE(calls.takeFetches(value).empty());
   EXPECT_EQ(calls.takeAllOf(1).size(), 2U);
   EXPECT_TRUE(calls.takeFetches({1, 6}).empty());
@@ -285,7 +287,7 @@ TEST(CallTable, ExpireInTimeAndTellTheNextDeadline) {
   EXPECT_EQ(next, start + 300ms);
   EXPECT_EQ(calls.takeExpired(start + 1h, next).size(), 1U);
   EXPECT_EQ(next, Clock::time_point::max());
-  EXPECT_EQ(calls.size(), 1U);
+  EXPECT_EQ(sizeOf(calls), 1U);
 }
 
 TEST(CallTable, EachCallIsTakenOnce) {
