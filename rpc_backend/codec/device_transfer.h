@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
-#include "rpc_backend/threads/agent_context.h"
 #include "rpc_backend/devices/device_loans.h"
 #include "rpc_backend/devices/device_memory.h"
+#include "rpc_backend/threads/agent_context.h"
 
 namespace weft::rpc {
 

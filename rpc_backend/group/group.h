@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "rpc_backend/codec/message_sender.h"
-#include "rpc_backend/threads/agent_context.h"
 #include "rpc_backend/group/directory.h"
 #include "rpc_backend/group/live_list.h"
 #include "rpc_backend/group/member_table.h"
 #include "rpc_backend/group/peer_losses.h"
 #include "rpc_backend/join/membership.h"
+#include "rpc_backend/threads/agent_context.h"
 
 namespace weft::rpc {
 

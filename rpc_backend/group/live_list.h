@@ -8,10 +8,10 @@
 #include <functional>
 #include <utility>
 
-#include "rpc_backend/threads/agent_context.h"
 #include "rpc_backend/group/member_table.h"
 #include "rpc_backend/group/peer_losses.h"
 #include "rpc_backend/join/membership.h"
+#include "rpc_backend/threads/agent_context.h"
 
 namespace weft::rpc {
 

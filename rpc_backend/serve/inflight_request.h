@@ -13,8 +13,8 @@
 
 #include "rpc_backend/codec/incoming_message.h"
 #include "rpc_backend/core/call_context.h"
-#include "rpc_backend/serve/call_order.h"
 #include "rpc_backend/rref/rref_lifecycle.h"
+#include "rpc_backend/serve/call_order.h"
 #include "rpc_backend/trace/call_recorder.h"
 
 namespace weft::rpc {
