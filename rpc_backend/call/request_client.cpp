@@ -62,6 +62,9 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   const Innermost asked = innermost(message->type(), message->payload());
   std::uint64_t id = 0;
   FuturePtr future;
+  std::optional<std::string> why = rrefs.orphan;
+  milliseconds left{}, delay{};
+  std::optional<CallRange> range;
   try {
     const auto now = Clock::now();
     const CallTime time = isUserCall(asked.type) ? timeOfCall(timeout, now) : CallTime{timeout};
@@ -69,31 +72,29 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
     call.quick = quick;
     if (distrustsPeers(context_.options.request_policy))
       call.context = contextIdOf(message->type(), message->payload());
-    auto why = rrefs.orphan ? rrefs.orphan : reasonNotToSend(*message, time.over, call);
-    const milliseconds left = call.counted ? leftOf(call) : time.timeout;
+    if (!why) why = reasonNotToSend(*message, time.over, call);
+    left = call.counted ? leftOf(call) : time.timeout;
     const std::optional<RRefKey> fetched = call.fetched;
     future = start(std::move(call), id);
     if (asked.type == MessageType::BACKWARD_AUTOGRAD_REQ) keepContext(*message, *future);
-    std::optional<CallRange> range;
     if (isUserCall(asked.type)) show(to, id, asked, *message, range);
     if (!why && fetched) why = completer_.whyNotCreated(*fetched);
-    if (why) {
-      rrefs_.lifecycle().undo(rrefs.carried);
-      failUnsent(to, id, asked, *why);
-      return future;
-    }
-    const auto delay = hooks_.delay ? hooks_.delay(message->type()) : milliseconds(0);
-    if (delay.count() == 0) {
-      transmit(to, id, message, left, device_map, rrefs.carried);
-    } else {
-      sender_.runOnCompleterAfter(delay, [this, alive = context_.keepAlive(), to, id, message, left,
-                                          device_map, carried = rrefs.carried] {
-        transmit(to, id, message, left, device_map, carried);
-      });
-    }
+    if (hooks_.delay) delay = hooks_.delay(message->type());
   } catch (...) {
     forget(to, id, rrefs.carried);
     throw;
+  }
+  if (why) {
+    rrefs_.lifecycle().undo(rrefs.carried);
+    failUnsent(to, id, asked, *why);
+    return future;
+  }
+  if (delay.count() == 0) {
+    transmit(to, id, message, left, device_map, rrefs.carried);
+  } else {
+    sender_.runOnCompleterAfter(
+        delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
+                carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
   if (isFetch(asked.type)) awaitFetch(to, *future);
   return future;
