@@ -38,7 +38,8 @@ class Workers:
         """Starts the worker of this rank."""
         process = subprocess.Popen(
             [sys.executable, "-m", "weft.worker", f"worker{rank}"],
-            env={**self._environment, "RANK": str(rank)},
+            # c10d would log a stack in C++ when the program ends, and the Store with it.
+            env={"TORCH_CPP_LOG_LEVEL": "ERROR", **self._environment, "RANK": str(rank)},
             start_new_session=True,  # Ctrl-C is for the program, which ends the workers
         )
         self._running[os.pidfd_open(process.pid)] = rank, process

@@ -11,6 +11,7 @@ import os
 import sys
 
 import torch.distributed.rpc as rpc
+from torch.distributed import DistNetworkError
 
 import weft
 
@@ -38,7 +39,13 @@ def main(arguments: list[str]) -> None:
     given = parse(arguments)
     name = given.name or f"worker{given.rank}"
     weft.init_rpc(name, rank=given.rank, world_size=given.world_size)
-    rpc.shutdown(timeout=0)
+    try:
+        rpc.shutdown(timeout=0)
+    except DistNetworkError:
+        if __name__ != "__main__":
+            raise
+        # The driver's own error tells why; a traceback of this file would hide it.
+        sys.exit(f"weft.worker: {name} ends: the driver has ended without rpc.shutdown")
 
 
 if __name__ == "__main__":

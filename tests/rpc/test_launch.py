@@ -101,6 +101,25 @@ def test_a_worker_that_was_killed_comes_back(folder):
     assert "worker1 has ended with signal 9; it is started again" in errors
 
 
+ENDS = """
+import os, sys
+import weft
+
+weft.init_rpc("driver", rank=0, world_size=int(os.environ["WORLD_SIZE"]))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_workers_say_in_a_line_that_the_program_has_ended(folder, status):
+    launched = start(folder, ENDS, "--workers", "1", str(folder / "program.py"), str(status))
+    _, errors = launched.communicate(timeout=BOUND)
+    assert launched.returncode == status
+    said = ["weft.worker: worker1 ends: the driver has ended without rpc.shutdown"]
+    # A launcher whose program has failed kills the workers, which may be before they say it.
+    assert errors.splitlines() in ([said] if status == 0 else [said, []])
+
+
 UNDER_TORCHRUN = """
 import os
 import torch.distributed.rpc as rpc
