@@ -269,6 +269,24 @@ def test_a_store_that_nobody_serves_is_said():
         workers[0].failure()
 
 
+UNDER_TORCHRUN = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "29500"}
+
+
+def test_another_store_than_torchruns_is_advised_against():
+    port = free_port()
+    with Workers(1, UNDER_TORCHRUN) as workers:
+        error = workers[0].fails(join, 0, 2, f"tcp://127.0.0.1:{port}", rpc_timeout=7, timeout=60)
+        use = "; under torchrun no rank serves a Store: use that of 127.0.0.1:29500, "
+        assert error.message.endswith(f'{use}init_method="env://"')
+        where = f"waits for a Store at 127.0.0.1:{port}, nobody listens (5 s of 7 s){use}"
+        assert where in workers[0].output()
+
+
+def test_a_group_of_one_under_torchrun_has_a_store_of_its_own():
+    with Workers(1, UNDER_TORCHRUN) as workers:
+        assert workers[0].call(init_alone_without) == "[2.0, 2.0]"
+
+
 def test_a_name_of_the_master_that_rank_0_cannot_resolve_is_said():
     with Workers(1, {"MASTER_ADDR": "nosuch.invalid", "MASTER_PORT": "29500"}) as workers:
         workers[0].start(join, 0, 2, "env://", rpc_timeout=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed.rpc as rpc
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC
 
 from weft import _C
@@ -84,6 +86,9 @@ def create_store(
     if 0 < world_size <= rank:  # the Store would wait half an hour for rank 0
         raise ValueError(f"rank {rank} is out of range for world_size {world_size}")
     limit = getattr(_joining, "timeout", None)
+    if limit is not None and world_size == 1 and port == 0:
+        # A group of one. Under torchrun, torch would look for torchrun's Store there.
+        return TCPStore(hostname, port, world_size, is_master=True, timeout=limit)
     # Rank 0 too: it serves the Store itself, but may not reach it by the master's name.
     tells = limit is not None or _group_is_wefts(sys._getframe())
     nobody = _told_while_nobody_listens(hostname, port, limit or timeout)
@@ -92,6 +97,16 @@ def create_store(
             return upstream(hostname, port, rank, world_size, timeout, *rest, **more)
         # -1: the store does not count its users
         return interruptible(upstream, hostname, port, rank, -1, limit, *rest, **more)
+
+
+def _advice(host: str, port: int) -> str:
+    """Under torchrun no rank serves a Store, so that one elsewhere than torchrun's is a mistake."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return ""
+    served = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if served == f"{host}:{port}":
+        return ""
+    return f'; under torchrun no rank serves a Store: use that of {served}, init_method="env://"'
 
 
 def _group_is_wefts(frame: FrameType | None) -> bool:
@@ -106,17 +121,25 @@ def _told_while_nobody_listens(host: str, port: int, limit: timedelta) -> Iterat
     """Logs every few seconds that the Store's server is not there, for which torch waits in silence."""
     ended = threading.Event()
     begin = time.monotonic()
+    seconds = limit.total_seconds()
+    advice = _advice(host, port)
 
     def tell() -> None:
         while not ended.wait(_TOLD_EVERY):
             if why := _why_unreachable(host, port):
-                waited = f"{time.monotonic() - begin:.0f} s of {limit.total_seconds():.0f} s"
-                warn(f"waits for rank 0 at {host}:{port}, {why} ({waited})")
+                # torch waits longer than it is told to, for its last try to connect.
+                waited = f"{min(time.monotonic() - begin, seconds):.0f} s of {seconds:.0f} s"
+                whom = "a Store" if advice else "rank 0"
+                warn(f"waits for {whom} at {host}:{port}, {why} ({waited}){advice}")
 
     thread = threading.Thread(target=tell, name="weft-store", daemon=True)
     started(thread, "a Store that does not answer is not reported")
     try:
         yield
+    except DistNetworkError as error:
+        if not advice:
+            raise
+        raise DistNetworkError(f"{error}{advice}") from None
     finally:
         ended.set()
 
