@@ -299,7 +299,7 @@ def fails() -> None:
             pipe.step(inputs, targets, loss=CROSS_ENTROPY)
         pipe.step(inputs, targets, loss=CROSS_ENTROPY)
         pipe.close()
-    with refused(RuntimeError, "has no stage of this Pipe"):
+    with refused(RuntimeError, "the Pipe was closed"):
         pipe.step(inputs, targets, loss=CROSS_ENTROPY)
 
 

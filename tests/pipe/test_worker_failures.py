@@ -6,6 +6,7 @@ import contextlib
 import functools
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -129,10 +130,21 @@ def sends_an_unknown_class() -> str:
 
 def test_a_class_that_a_worker_does_not_have_delays_no_shutdown():
     with Group(2) as workers:
-        assert "Unknown" in workers[0].call(sends_an_unknown_class)
+        said = workers[0].call(sends_an_unknown_class)
+        assert "'Unknown'" in said and "Put them in a module that both can import" in said
         begun = time.monotonic()
         workers.shutdown()
         assert time.monotonic() - begun < 30  # 100 s where an RRef is lost
+
+
+def only_the_driver_has() -> Callable[..., torch.Tensor]:
+    def missing_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return output.mean()
+
+    missing_loss.__qualname__ = missing_loss.__name__
+    missing_loss.__module__ = models.__name__
+    models.missing_loss = missing_loss
+    return missing_loss
 
 
 def refused(case: str) -> str:
@@ -191,6 +203,14 @@ def refused(case: str) -> str:
             weft.Pipe(nn.Sequential(away), schedule="gpipe").load_state_dict(
                 {"0.weight": torch.zeros(3, 4)}
             )
+        elif case == "local loss":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets, loss=lambda output, _: output.mean())
+        elif case == "loss that is not there":
+            pipe = weft.Pipe(nn.Sequential(away), chunks=4, schedule="gpipe")
+            pipe.step(inputs, targets, loss=only_the_driver_has())
+        elif case == "device":
+            weft.WithDevice(tied, "worker1/gpu")
         elif case.startswith("shared"):
             norm = nn.BatchNorm1d(4, affine=False)
             placed = [weft.WithDevice(norm, "worker1/cpu"), norm, away]
@@ -226,7 +246,7 @@ def refused(case: str) -> str:
                 if case == "apply":
                     pipe.apply(print)
                 pipe.step(inputs, targets, loss=CROSS_ENTROPY)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -258,6 +278,13 @@ def refused(case: str) -> str:
         ("mode", "ValueError: the torch function mode Doubles is active here"),
         ("mode of the default device", "nothing"),
         ("no worker", "nobody"),
+        (
+            "local loss",
+            "TypeError: the loss cannot be sent to worker 'worker1': Can't pickle local",
+        ),
+        ("loss that is not there", "'missing_loss' on <module 'worker_models'"),
+        ("loss that is not there", "Put them in a module that both can import, not in the program"),
+        ("device", "RuntimeError: the layer Linear cannot be on 'worker1/gpu': Expected one of"),
         ("state", 'Missing key(s) in state_dict: "0.bias"'),
         ("in place", "the stage changes its input in place"),
         ("autocast", "ValueError: autocast is active here"),
@@ -401,6 +428,32 @@ def predicts(places: str) -> None:
 @pytest.mark.parametrize("places", ["0011", "1100", "1122"])
 def test_an_output_outlives_its_pipe(group, places):
     group[0].call(predicts, places)
+
+
+def uses_a_closed_pipe() -> None:
+    pipe = pipe_of("0112", 4, "1f1b")
+    inputs, targets = models.batch()
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.1)
+    output = pipe(inputs)
+    pipe.close()
+    pipe.close()  # again: nothing is left to do
+    for use in (
+        lambda: pipe.step(inputs, targets, loss=CROSS_ENTROPY),
+        lambda: pipe(inputs),
+        lambda: output.to_here().sum().backward(),
+        optimizer.step,
+        lambda: pipe.optimizer(torch.optim.SGD, lr=0.1),
+        pipe.state_dict,
+        pipe.zero_grad,
+        pipe.eval,
+        lambda: pipe.load_checkpoint("nowhere"),
+    ):
+        with pytest.raises(RuntimeError, match=r"^the Pipe was closed, and cannot be used any more"):
+            use()
+
+
+def test_a_closed_pipe_says_so(group):
+    group[0].call(uses_a_closed_pipe)
 
 
 def builds_twice(pipe: str) -> bool:

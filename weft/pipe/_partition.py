@@ -28,6 +28,7 @@ class WithDevice(nn.Module):
 
     Raises:
         ValueError: the list is empty.
+        RuntimeError: a device is none that torch knows.
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str | int | Sequence[str]) -> None:
@@ -35,7 +36,9 @@ class WithDevice(nn.Module):
         self._module = module
         one = isinstance(device, (torch.device, str, int))
         #: The worker of each replica, None for this process, and its device there.
-        self.replicas = [_worker_and_device(place) for place in ([device] if one else device)]
+        self.replicas = [
+            _worker_and_device(module, place) for place in ([device] if one else device)
+        ]
         if not self.replicas:
             raise ValueError("a module needs at least one place")
 
@@ -58,11 +61,18 @@ class WithDevice(nn.Module):
         return self.replicas[0][0]
 
 
-def _worker_and_device(place: torch.device | str | int) -> tuple[str | None, torch.device]:
+def _worker_and_device(
+    module: nn.Module, place: torch.device | str | int
+) -> tuple[str | None, torch.device]:
+    worker, device = None, place
     if isinstance(place, str) and "/" in place:
-        worker, place = place.split("/", 1)
-        return worker, torch.device(place)
-    return None, torch.device(place)
+        worker, device = place.split("/", 1)
+    try:
+        return worker, torch.device(device)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the layer {type(module).__name__} cannot be on {place!r}: {error}"
+        ) from None
 
 
 class PipeSequential(nn.Sequential):

@@ -151,8 +151,18 @@ def deserialize(upstream: Function, binary_data: bytes, tensor_table: Any) -> An
             raise
         return failure
     if _names_nothing_here(value):
-        return _with_unknown_type(binary_data, value.__cause__) or value
+        return _with_unknown_type(binary_data, value.__cause__) or _advised(value)
     return value
+
+
+def _advised(missing: AttributeError) -> AttributeError:
+    """torch's words for a name that is not found, in a line, with what to do."""
+    made = AttributeError(
+        f"{' '.join(str(missing).split())} Put them in a module that both can import, not in the "
+        "program that is run (__main__)"
+    )
+    made.__cause__ = missing.__cause__
+    return made
 
 
 def _with_unknown_type(binary_data: bytes, why: object) -> internal.RemoteException | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -64,7 +65,16 @@ class MiniBatch:
             raise
 
     def _begin(self, worker: str) -> None:
-        future = self._parts.begin(worker, calls.run, self._jobs[worker])
+        job = self._jobs[worker]
+        try:
+            future = self._parts.begin(worker, calls.run, job)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            if job.criterion is None:
+                raise
+            raise TypeError(
+                f"the loss cannot be sent to worker '{worker}': {error}. Let it be a function or a class "
+                "of a module that the worker can import"
+            ) from error
         future.add_done_callback(lambda done: self._ended(worker, done))
         self._begun.append(future)
 

@@ -73,6 +73,7 @@ class RemoteParts:
         self._holds: dict[str, calls.Hold | rpc.RRef[calls.Hold]] = {}
         self._outputs: list[torch.futures.Future[Any]] = []  # as they become RRefs
         self._calls = Uninterrupted()
+        self._closed = False
         self.places = [stage.place for stage in stages]
         self.workers = workers_of([place.workers for place in self.places])
 
@@ -180,7 +181,9 @@ class RemoteParts:
 
         Raises:
             NotImplementedError: the worker has no Python, and cannot do that.
+            RuntimeError: the Pipe was closed.
         """
+        self.check_open()
         scripted = self._scripted.get(worker)
         if scripted is None:
             return rpc.rpc_async(worker, function, args=(self._pipe, *args), timeout=0)
@@ -209,10 +212,18 @@ class RemoteParts:
 
     def close(self) -> None:
         """Lets the workers drop the parts, also amid a mini-batch; those that are lost have none."""
+        if self._closed:
+            return
         for step in (self.wait_for_left, functools.partial(self._call, calls.close)):
             with contextlib.suppress(RuntimeError):
                 step()
         self._holds.clear()
+        self._closed = True
+
+    def check_open(self) -> None:
+        """Raises RuntimeError after :meth:`close`."""
+        if self._closed:
+            raise RuntimeError("the Pipe was closed, and cannot be used any more: make another one")
 
     def as_a_whole(self, work: Callable[[], T]) -> T:
         """Does what calls workers. Ctrl-C ends the wait for it, and then what comes next waits for it.

@@ -293,6 +293,7 @@ class WorkerPipe(StateElsewhere):
         return {worker: loss if worker == here else sent for worker in last}
 
     def _job(self, work: Work, chunks: int) -> Job:
+        self._parts.check_open()
         return Job(work, self._plan_spec(work, chunks), self._recompute(chunks))
 
     def _plan_spec(self, work: Work, chunks: int) -> PlanSpec:

@@ -97,7 +97,7 @@ def unpack(parcel: Parcel) -> Any:
         return [next(left) if there else None for there in layout[1:]] or tensors
     value = internal.deserialize(layout, tensors)
     if isinstance(value, AttributeError):
-        raise value
+        raise value from None  # its cause says less
     if all(tensor.is_leaf for tensor in tensors_in(value)):
         return value
     return mapped(_as_leaf, value)
