@@ -448,7 +448,9 @@ def uses_a_closed_pipe() -> None:
         pipe.eval,
         lambda: pipe.load_checkpoint("nowhere"),
     ):
-        with pytest.raises(RuntimeError, match=r"^the Pipe was closed, and cannot be used any more"):
+        with pytest.raises(
+            RuntimeError, match=r"^the Pipe was closed, and cannot be used any more"
+        ):
             use()
 
 

@@ -94,6 +94,14 @@ def lost_result():
     return lambda: 1
 
 
+def locked_result():
+    import torch
+    import torch.distributed.rpc as rpc
+
+    # Neither the tensor nor the RRef before the lock is kept for the next message.
+    return {"sum": torch.ones(2), "here": rpc.RRef(1), "lock": threading.Lock()}
+
+
 def pass_on():
     import torch.distributed.rpc as rpc
 
@@ -206,6 +214,15 @@ def test_a_type_and_its_text_arrive(group, how):
     assert text.count("bad number 1: ü") == 1
     assert "torch/distributed/rpc" not in text
     assert "At:" not in text
+
+
+@HOW
+def test_a_result_that_cannot_be_pickled_is_named(group, how):
+    kinds, text = group[0].call(caught, how, locked_result)
+    assert kinds[0] == "TypeError"
+    place, said = text.splitlines()
+    assert place == "On WorkerInfo(id=1, name=worker1):"
+    assert said.startswith("the result, of type builtins.dict, cannot be sent: TypeError: cannot")
 
 
 @HOW

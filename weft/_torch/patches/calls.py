@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.jit import _builtins
 
 from weft import _C
 from weft._torch.forks import forks
+from weft._torch.patches.failures import result_failure
 from weft._torch.patches.patch import Function, patch
 
 _SYNC = api.RPCExecMode.SYNC
@@ -169,14 +171,21 @@ def serialize(upstream: Function, obj: Any) -> tuple[bytes, list[torch.Tensor]]:
     internal._internal_rpc_pickler._dispatch_table[torch.Tensor] = reducer
     tables = internal._thread_local_tensor_tables
     outer = getattr(tables, "send_tables", None)
-    with forks:
-        try:
-            return upstream(obj)
-        except BaseException:  # torch keeps the message's tensors for the thread
-            tables.__dict__.pop("send_tables", None)
-            if outer is not None:
-                tables.send_tables = outer
+    try:
+        with forks:
+            try:
+                return upstream(obj)
+            except BaseException:  # torch keeps the message's tensors for the thread
+                tables.__dict__.pop("send_tables", None)
+                if outer is not None:
+                    tables.send_tables = outer
+                raise
+    except Exception as error:
+        # By this function C++ sends what a function returned, and the value of an RRef.
+        of_cpp = sys._getframe(1).f_code is internal.serialize.__code__
+        if not of_cpp or not _C._weft_is_current():
             raise
+        return upstream(result_failure(obj, error))
 
 
 def _reduce_scripted(module: torch.jit.ScriptModule) -> tuple[Any, ...]:

@@ -109,8 +109,18 @@ def _failure(
     SystemExit and the like are for the thread that raises them: their caller gets a RemoteError.
     """
     kind = getattr(type(error), "_weft_origin", type(error))
-    place = api._get_current_rpc_agent().get_worker_info()
-    text = f"On {place}:\n{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}"
+    return _told(kind, f"{_name(function)} raised {kind.__name__}\n\n{_traceback_text(error, own)}")
+
+
+def result_failure(result: Any, error: Exception) -> internal.RemoteException:
+    """What the caller gets instead of a result that cannot be pickled. It is printed here, too."""
+    kind, found = type(error), type(result)
+    what = f"the result, of type {found.__module__}.{found.__qualname__}, cannot be sent"
+    return _told(kind, f"{what}: {kind.__name__}: {error}")
+
+
+def _told(kind: type[BaseException], what: str) -> internal.RemoteException:
+    text = f"On {api._get_current_rpc_agent().get_worker_info()}:\n{what}"
     # What a peer has in it looks neither like a line of the log nor controls the terminal.
     print(printable(text).replace("\n", "\n    "), file=sys.stderr)
     sent = issubclass(kind, Exception) and _can_be_sent(kind)

@@ -49,7 +49,7 @@ def pack(value: Any, forward: bool = False) -> Parcel:
     if layout is not None:
         tensors = [one for one in value if one is not None]
     else:
-        layout, tensors = internal.serialize(value)
+        layout, tensors = internal._internal_rpc_pickler.serialize(value)
         if forward and not _are_visible(value, tensors):
             forks.forget_last_message()
             raise _hidden(value)
@@ -58,7 +58,7 @@ def pack(value: Any, forward: bool = False) -> Parcel:
 
 def check_visible(value: Any) -> None:
     """Raises TypeError if tensors that want gradients are where nobody finds them."""
-    tensors = internal.serialize(value)[1]
+    tensors = internal._internal_rpc_pickler.serialize(value)[1]
     forks.forget_last_message()
     if not _are_visible(value, tensors):
         raise _hidden(value)
