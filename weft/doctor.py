@@ -115,6 +115,7 @@ def settings() -> Iterator[Finding]:
         hangs.limit,
         exporter.wanted_address,
         _check_interface,
+        _check_master_port,
     )
     for read in reads:
         try:
@@ -137,6 +138,12 @@ def _check_interface() -> None:
         raise ValueError(
             f"WEFT_SOCKET_IFNAME={wanted} is not an interface or address of this host, which has {here}"
         ) from None
+
+
+def _check_master_port() -> None:
+    port = os.environ.get("MASTER_PORT") or "0"
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"MASTER_PORT must be a port, from 0 to 65535, got {port!r}")
 
 
 def unknown_variables() -> Iterator[Finding]:

@@ -61,6 +61,13 @@ def test_it_fails_when_a_check_does(monkeypatch, capsys):
     assert "two workers" not in shown
 
 
+@pytest.mark.parametrize("port", ["x", "70000", "-1"])
+def test_a_master_port_that_is_none_is_said(monkeypatch, port):
+    monkeypatch.setenv("MASTER_PORT", port)
+    found = [finding.text for finding in doctor.settings() if finding.level == "FAIL"]
+    assert found == [f"MASTER_PORT must be a port, from 0 to 65535, got '{port}'"]
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "level", "says"),
     [
