@@ -18,6 +18,7 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 from weft._remote import at_owner
 from weft._remote.elsewhere import ModuleElsewhere
 from weft._remote.stub import is_subclass, subclass
+from weft._torch.uncompiled import uncompiled
 
 _FORMS = (
     'a remote device is "worker", "worker/device", "rank:N" or "rank:N/device", e.g. "trainer0/cpu" or '
@@ -84,7 +85,7 @@ class RemoteModule(ModuleElsewhere):
 
     Raises:
         AssertionError: RPC is not initialised.
-        TypeError: ``args`` is not a tuple.
+        TypeError: ``module_cls`` is a module itself, or ``args`` is not a tuple.
         ValueError: ``remote_device`` has another form.
     """
 
@@ -112,6 +113,12 @@ class RemoteModule(ModuleElsewhere):
         replace: bool = False,
     ) -> None:
         super().__init__()
+        if isinstance(module_cls, nn.Module):
+            name_of = type(module_cls).__name__
+            raise TypeError(
+                f"module_cls must be a class or a function, which the worker calls, and got a module: give "
+                f"the class and its arguments, as in RemoteModule({remote_device!r}, {name_of}, (…))"
+            )
         if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
             raise TypeError(
                 f"args must be the tuple of module_cls's arguments, as in ({args!r},); got {args!r}"
@@ -187,6 +194,7 @@ class RemoteModule(ModuleElsewhere):
 
     # Calls
 
+    @uncompiled
     def _call_async(self, method: str, /, *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
         return rpc.rpc_async(
             self.module_rref.owner(),
@@ -195,6 +203,7 @@ class RemoteModule(ModuleElsewhere):
             timeout=self.timeout,
         )
 
+    @uncompiled
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._call_async(method, *args, **kwargs).wait()
 
@@ -206,6 +215,7 @@ class RemoteModule(ModuleElsewhere):
             timeout=self.timeout,
         )
 
+    @uncompiled
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's ``forward`` there and waits for the result."""
         return self._call("forward", *args, **kwargs)

@@ -134,6 +134,8 @@ def test_arguments_that_are_no_tuple_are_refused():
     for args in (2, "ab"):
         with pytest.raises(TypeError, match="args must be the tuple of module_cls's arguments"):
             weft.RemoteModule("worker1", nn.Linear, args)
+    with pytest.raises(TypeError, match="module_cls must be a class or a function"):
+        weft.RemoteModule("worker1", nn.Linear(2, 2))
 
 
 def test_without_a_group_it_says_what_to_do():
