@@ -101,6 +101,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'weft' has no attribute '{name}'")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "pipe"})
+
+
 try:
     _registration.install()
 except ValueError as error:

@@ -110,6 +110,17 @@ def test_every_public_name_has_an_example():
     assert sorted(names - {name for name, _ in examples()}) == []
 
 
+def test_names_that_are_imported_late_are_listed():
+    assert {*weft.__all__, "pipe"} <= set(dir(weft))
+
+
+def test_help_shows_the_methods_of_a_pipe_with_a_schedule():
+    for name in ("step", "optimizer", "load_checkpoint", "close"):
+        there = getattr(weft.Pipe._over_workers, name)
+        assert inspect.getdoc(getattr(weft.Pipe, name)) == inspect.getdoc(there)
+        assert inspect.signature(getattr(weft.Pipe, name)) == inspect.signature(there)
+
+
 # The layers of `skip` have one example, the module's.
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

@@ -244,3 +244,11 @@ def test_another_backward_after_one_that_failed(way, mode, retain):
     output.backward()
     plain(x).sum().backward()
     assert_same(gradients(pipe), gradients(plain))
+
+
+def test_what_needs_a_schedule_says_so():
+    pipe = make_pipe(mlp(), WAYS[0], chunks=2)
+    with pytest.raises(NotImplementedError, match="no schedule, and step is for stages on workers"):
+        pipe.step(torch.ones(2, 4), torch.ones(2, 4), loss=nn.MSELoss())
+    with pytest.raises(NotImplementedError, match="close is for stages on workers"):
+        pipe.close()

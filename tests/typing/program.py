@@ -67,6 +67,13 @@ def pipeline() -> torch.Tensor:
     return out
 
 
+def train(pipe: weft.Pipe, batch: torch.Tensor) -> torch.Tensor:
+    optimizer = pipe.optimizer(torch.optim.SGD, lr=0.1)
+    loss: torch.Tensor = pipe.step(batch, batch, loss=nn.MSELoss())
+    optimizer.step()
+    return loss
+
+
 def group() -> None:
     options = weft.ProcessGroupOptions(interface="lo")
     meet = "file://" + tempfile.mktemp()

@@ -7,8 +7,9 @@ import functools
 import inspect
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,10 @@ from weft.pipe._memory import MemoryReport, memory_report
 from weft.pipe._timeline.recording import Recording
 from weft.pipe.skip import verify_skippables
 from weft.pipe.skip._layout import skip_layout
+
+if TYPE_CHECKING:
+    from weft.pipe._driver.checkpoint import Checkpoint
+    from weft.pipe._driver.optimizer import PipeOptimizer
 
 is_checkpointing = _C.pipe.is_checkpointing
 is_recomputing = _C.pipe.is_recomputing
@@ -59,7 +64,7 @@ class Pipe(nn.Module):
             with the statistics of the whole mini-batch.
         schedule: ``"gpipe"``, ``"1f1b"``, ``"interleaved"`` or ``"zb"``: the children are stages on
             workers (:class:`weft.RemoteModule`, or :class:`WithDevice` with ``"worker/device"``);
-            train with ``pipe.step``, which only such a Pipe has. See docs/guide/pipelines.md.
+            train with :meth:`step`. See docs/guide/pipelines.md.
 
     Raises:
         RuntimeError: RPC is not initialised.
@@ -206,6 +211,44 @@ class Pipe(nn.Module):
         plain._metadata = _renamed_modules(state._metadata, self._plain_names)  # type: ignore
         return plain
 
+    # With a schedule. WorkerPipe has these, and gives them its texts.
+
+    def step(
+        self,
+        inputs: Any,
+        targets: Any,
+        loss: Callable[[Any, Any], Tensor],
+        reduction: str | None = None,
+    ) -> Tensor:
+        """Runs forward, loss and backward of a mini-batch; only with a schedule."""
+        _refuse_without_schedule("step")
+
+    def optimizer(
+        self, cls: Callable[..., torch.optim.Optimizer], /, **options: Any
+    ) -> PipeOptimizer:
+        """An optimizer at each worker, for the parameters of its stages; only with a schedule."""
+        _refuse_without_schedule("optimizer")
+
+    def remote_parameters(self) -> list[rpc.RRef]:
+        """RRefs of the parameters of all stages; only with a schedule."""
+        _refuse_without_schedule("remote_parameters")
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Limits the norm of the gradients of all stages; only with a schedule."""
+        _refuse_without_schedule("clip_grad_norm_")
+
+    def save_checkpoint(self, path: str | Path, background: bool = False) -> Checkpoint:
+        """Writes the state of layers and optimizers, each worker its own; only with a schedule."""
+        _refuse_without_schedule("save_checkpoint")
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Takes up what :meth:`save_checkpoint` wrote; only with a schedule."""
+        _refuse_without_schedule("load_checkpoint")
+
+    def close(self) -> None:
+        """Lets the workers drop their stages; only with a schedule."""
+        _refuse_without_schedule("close")
+
     # A copy gets an engine of its own; threads and measurements stay with the original.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_engine"}
@@ -266,6 +309,13 @@ def _accept_plain_names(pipe: Pipe, state: dict[str, Any], prefix: str, *_unused
     metadata = getattr(state, "_metadata", None)  # none where the Pipe is in another module
     if metadata is not None:  # load_state_dict looks there for the versions of the layers
         metadata.update(_renamed_modules(metadata, names))
+
+
+def _refuse_without_schedule(method: str) -> NoReturn:
+    raise NotImplementedError(
+        f"This Pipe has no schedule, and {method} is for stages on workers: give it one, such as "
+        'schedule="1f1b"'
+    )
 
 
 def _deny_moving() -> NoReturn:

@@ -360,3 +360,8 @@ class WorkerPipe(StateElsewhere):
 
 
 Pipe._over_workers = WorkerPipe
+for _name in (
+    *("step", "optimizer", "remote_parameters", "clip_grad_norm_"),
+    *("save_checkpoint", "load_checkpoint", "close"),
+):  # so that help(weft.Pipe.step) shows it
+    getattr(Pipe, _name).__doc__ = getattr(WorkerPipe, _name).__doc__
