@@ -259,7 +259,7 @@ def nothing_is_kept() -> None:
     pipe.train()
     kept = pipe(inputs)
     pipe.close()
-    with pytest.raises(RuntimeError, match="no stage of this Pipe"):
+    with pytest.raises(RuntimeError, match="the Pipe was closed"):
         kept.to_here().sum().backward()
 
 
