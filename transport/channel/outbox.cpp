@@ -6,45 +6,13 @@
 #include <string_view>
 
 #include "transport/base/check.h"
+#include "transport/channel/caller_write.h"
 
 namespace weft::transport {
 namespace {
 
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then other peers get their turn
 constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
-
-void awaitBytes(OutFrame& frame, BulkConnection* bulk) {
-  frame.awaitBytes();
-  if (bulk != nullptr) bulk->wake();
-}
-
-// Waits until all bytes of the frame are there (Message::filling). `bulk`, if not null, carries the
-// other half of the frame and is told of bytes that have come.
-void awaitAllBytes(OutFrame& frame, BulkConnection* bulk) {
-  while (frame.filling() != nullptr)
-    awaitBytes(frame, bulk);
-}
-
-// For the stream's one writer. Writes what the stream takes, and returns how many bytes that were.
-// The loop thread writes the rest, and meets the error if there is one. `bulk`: as above.
-std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
-  std::uint64_t written = 0;
-  while (frame.left() > 0) {
-    std::array<iovec, kIovMax> entries;
-    const std::size_t used = frame.gather(entries);
-    IoResult result{0, EAGAIN, false};
-    if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
-    if (result.error == EAGAIN && frame.filling() != nullptr) {
-      awaitBytes(frame, bulk);
-      continue;
-    }
-    if (result.error != 0) break;
-    frame.advance(result.count);
-    written += result.count;
-  }
-  awaitAllBytes(frame, bulk);  // the loop thread does not wait for bytes
-  return written;
-}
 
 }  // namespace
 
