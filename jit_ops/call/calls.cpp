@@ -19,7 +19,7 @@
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
-#include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"

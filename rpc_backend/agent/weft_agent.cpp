@@ -4,7 +4,6 @@
 
 #include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
-#include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/thread_state_of_torch.h"
 #include "rpc_backend/join/store_access.h"
 #include "rpc_backend/options/env.h"
@@ -251,17 +250,6 @@ std::unordered_map<std::string, std::string> WeftAgent::getMetrics() {
   std::unordered_map<std::string, std::string> out;
   parts_->addMetrics(out, isGILProfilingEnabled());
   return out;
-}
-
-void awaitAnswer(JitFuture& answer) {
-  try {
-    InlineWaiter::wait();
-    if (!answer.completed()) transport::raiseIfInterrupted();  // the waiter let no handler run
-    awaitInterruptibly(answer);
-  } catch (...) {
-    if (const auto agent = WeftAgent::current()) agent->cancel(answer);
-    throw;
-  }
 }
 
 }  // namespace weft::rpc

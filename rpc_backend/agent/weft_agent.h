@@ -148,10 +148,4 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   const std::shared_ptr<AgentParts> parts_;
 };
 
-// Any thread, without the GIL and with no lock held. Waits for the answer to a call that this
-// thread has sent, and that nobody else waits for. A thread that has taken its InlineWaiter
-// completes the agent's future `answer` itself. Ctrl-C cancels the call, and what its handler
-// raised is thrown.
-WEFT_API void awaitAnswer(JitFuture& answer);
-
 }  // namespace weft::rpc

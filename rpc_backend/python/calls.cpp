@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/python/answer_value.h"

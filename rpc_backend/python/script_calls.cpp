@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "rpc_backend/agent/weft_agent.h"
+#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
