@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import uuid
 import warnings
@@ -141,6 +142,8 @@ class RemoteModule(ModuleElsewhere):
                 f"this RemoteModule on '{self.on}' was made from an RRef: make the module again where "
                 "its class and arguments are known"
             )
+        with contextlib.suppress(RuntimeError):  # else the one before might be published after this
+            self.module_rref._get_future().wait()
         self._make(replace=True)
 
     def _make(self, replace: bool) -> None:

@@ -94,9 +94,11 @@ def test_a_scripted_model_calls_the_module_that_was_made_again(group, name):
 
 def replace() -> int:
     there = weft.RemoteModule("worker1", Times, (11.0,), name="replaced")
-    for _ in range(5):
+    for factor in (3.0, 5.0, 11.0, 7.0, 11.0):
+        there._made_of = (Times, (factor,), *there._made_of[2:])
         there.make_again()
-    there(X)
+    assert torch.equal(there(X), X * 11)
+    assert torch.equal(weft.call("worker1/replaced", X), X * 11)
     wait_for(lambda: rpc.rpc_sync("worker1", alive_with, args=(11.0,)), 1, "the modules left")
     return len([one for one in weft.published("worker1") if one.name == "replaced"])
 
