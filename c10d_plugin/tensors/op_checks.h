@@ -33,10 +33,10 @@ WEFT_API void checkWritable(const at::Tensor& output, const char* title);
 WEFT_API void checkWritable(const Tensors& outputs, const char* title);
 // This rank's own tensor in a list must have as many elements as the tensor that goes there.
 void checkOwnShare(const at::Tensor& own, const at::Tensor& place, int rank, const char* title);
-// `whole` is made of one `share` per rank.
-// One is as large as `ranks` of the other.
-void checkTimes(const at::Tensor& whole, const at::Tensor& share, std::size_t ranks,
-                const char* title);
+// `whole` has the elements of one `share` per rank.
+WEFT_API void checkTimes(const at::Tensor& whole, const at::Tensor& share, std::size_t ranks,
+                         const char* title);
+// The same, and both are alike.
 void checkBase(const at::Tensor& whole, const at::Tensor& share, int size, const char* title);
 // all_to_all_single: what this rank sends to itself is as much as it expects from itself. The
 // splits have been checked.
