@@ -41,7 +41,8 @@ def weights_of(
     parts = parts or list(rows)
     if not any(parts):  # without rows the loss is what it is for none, NaN for a mean
         return [1.0] * len(parts)
-    return [part / sum(parts) for part in parts]
+    whole = sum(parts)
+    return [part / whole for part in parts]
 
 
 def _reduction_of(loss: Loss) -> str:
