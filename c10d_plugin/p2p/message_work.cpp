@@ -30,14 +30,14 @@ std::exception_ptr asException(const char* title, const Error& error) {
 }  // namespace
 
 MessageWork::MessageWork(OpInfo info, std::string what, milliseconds timeout,
-                         std::shared_ptr<Mailbox> mailbox, std::shared_ptr<WaitingMessages> waiting,
-                         TrackedOp recorded, int peer)
+                         const std::shared_ptr<Mailbox>& mailbox,
+                         std::shared_ptr<WaitingMessages> waiting, TrackedOp recorded, int peer)
     : WeftWork(mailbox->rank(), std::move(info)),
       what_(std::move(what)),
       sends_(retrieveOpType() == c10d::OpType::SEND),
       timeout_(timeout),
       deadline_(transport::deadlineAfter(timeout)),
-      mailbox_(std::move(mailbox)),
+      mailbox_(mailbox),
       waiting_(std::move(waiting)),
       recorded_(std::move(recorded)),
       peer_(peer) {}
@@ -87,10 +87,17 @@ bool MessageWork::waitOrGiveUp(milliseconds limit, milliseconds told) {
 }
 
 void MessageWork::giveUp(const Error& why) {
+  if (ended_.load()) return;
+  const std::shared_ptr<Mailbox> mailbox = mailbox_.lock();
   const Mailbox::Ticket ticket = ticket_.load(std::memory_order_acquire);
-  if (ticket == 0 || mailbox_->cancel(ticket, why)) return fail(why);
-  // It is being delivered or sent right now.
-  if (sends_ && !ended_.load()) mailbox_->giveUp(peer_, why);
+  if (mailbox && ticket != 0 && !mailbox->cancel(ticket, why)) {
+    // It is being delivered or sent right now, and ends with that.
+    if (sends_ && !ended_.load()) mailbox->giveUp(peer_, why);
+    return;
+  }
+  // A copy of a small message would still be sent.
+  if (mailbox && ticket == 0 && sends_) mailbox->giveUp(peer_, why);
+  fail(why);
 }
 
 }  // namespace weft::process_group

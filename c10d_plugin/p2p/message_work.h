@@ -20,10 +20,11 @@ namespace weft::process_group {
 class MessageWork final : public WeftWork {
  public:
   // `what`: "the receive from rank 3". `peer`: the sender, -1 for any; or the receiver, who must
-  // not read the memory once its caller knows of a failure: if the bytes are in transit, that ends
-  // the connection.
+  // not get the message once its caller knows of a failure: if its bytes are in transit, or only a
+  // copy of them is still here, that ends the connection. The mailbox keeps this Work until the
+  // message has ended, so the Work does not keep the mailbox.
   MessageWork(OpInfo info, std::string what, std::chrono::milliseconds timeout,
-              std::shared_ptr<collectives::Mailbox> mailbox,
+              const std::shared_ptr<collectives::Mailbox>& mailbox,
               std::shared_ptr<WaitingMessages> waiting, TrackedOp recorded, int peer);
 
   bool wait(std::chrono::milliseconds asked) override;
@@ -44,7 +45,7 @@ class MessageWork final : public WeftWork {
   const bool sends_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
-  const std::shared_ptr<collectives::Mailbox> mailbox_;
+  const std::weak_ptr<collectives::Mailbox> mailbox_;
   const std::shared_ptr<WaitingMessages> waiting_;
   TrackedOp recorded_;
   const int peer_;
