@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "transport/base/deadline.h"
+
 namespace weft::process_group {
 
 bool CoalescedWork::isCompleted() {
@@ -22,21 +24,27 @@ std::exception_ptr CoalescedWork::exception() const {
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  using std::chrono::milliseconds;
+  using std::chrono::steady_clock;
+  const auto deadline = transport::deadlineAfter(timeout);
   std::exception_ptr failure;
   for (const auto& part : parts_) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
     try {
-      part->wait(timeout);
+      part->wait(timeout == kNoTimeout ? kNoTimeout : std::max(milliseconds(1), left));
     } catch (const c10::Error&) {
       if (!failure) failure = std::current_exception();
     }
   }
   if (failure) std::rethrow_exception(failure);
+  c10d::Work::synchronize();
   return true;
 }
 
 void CoalescedWork::synchronize() {
   for (const auto& part : parts_)
     part->synchronize();
+  c10d::Work::synchronize();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {

@@ -2,11 +2,13 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <string>
 
 #include "c10d_plugin/core/group_text.h"
+#include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/op_error.h"
 #include "c10d_plugin/store/exchange_calls.h"
 #include "transport/base/interruption.h"
@@ -69,13 +71,15 @@ class Engine::QueuedOp final : public OpQueue::Task {
   bool has_callbacks_ = false;
 };
 
-bool Engine::profiled() {
-  return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
+bool Engine::needsWork() {
+  return c10d::allow_inflight_collective_as_graph_input() ||
+         at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
 }
 
 Activity Engine::activity() const {
   Activity activity;
-  if (running_.fillIn(activity)) activity.awaited = collectives_->awaited();
+  // A forked child does not have the memory that the ranks share.
+  if (inOwnProcess() && running_.fillIn(activity)) activity.awaited = collectives_->awaited();
   activity.calls = recorder_.calls();
   activity.busy = running_.busy();
   activity.waited = collectives_->waited();
@@ -110,9 +114,23 @@ Engine::WorkPtr Engine::enqueue(const OpParams& params, OpInfo info, Run run, Tr
                                                             std::move(run), std::move(recorded)));
   if (!taken)
     throwAsTorch(params.title, Error(ErrorCode::kShutdown, "the process group was shut down"));
-  if (batches_.add(work) || params.async) return work;
-  work->wait();
+  if (batches_.add(work) || params.async || c10d::allow_inflight_collective_as_graph_input())
+    return work;
+  try {
+    work->wait();
+  } catch (...) {
+    if (!work->isCompleted()) endInterrupted(*work);
+    throw;
+  }
   return nullptr;
+}
+
+// Like an operation on the calling thread, which Ctrl-C ends for all ranks: the caller's tensors
+// are its own again.
+void Engine::endInterrupted(WeftWork& work) {
+  abort(Error(ErrorCode::kInterrupted,
+              collectives::interruptedText(rank(), std::string("it ran ") + work.title())));
+  work.waitUntilCompleted();
 }
 
 void Engine::checkProcess(const char* title) const {

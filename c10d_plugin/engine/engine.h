@@ -43,8 +43,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
         store_(std::move(store)),
         recorder_(collectives_->rank()) {}
 
-  // Runs or queues an operation. Null for a synchronous call, which throws its error. `describe`
-  // makes the OpInfo, and is called only if that is needed; `run` throws what goes wrong.
+  // Runs or queues an operation. Null for a synchronous call, which throws its error, unless torch
+  // registers its Work: then its caller waits for that. `describe` makes the OpInfo, and is called
+  // only if that is needed; `run` throws what goes wrong.
   template <typename Describe, typename RunIt>
   WorkPtr submit(const OpParams& params, Describe&& describe, RunIt&& run) {
     checkProcess(params.title);
@@ -53,7 +54,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const bool records = OpRecorder::get().on();
     TrackedOp recorded;
     if (records) recorded = recorder_.record(params, describe(), sequence);
-    if (!params.async && !batches_.isOpen() && !profiled() && queue_.tryEnter()) {
+    if (!params.async && !batches_.isOpen() && !needsWork() && queue_.tryEnter()) {
       const Leave leave{queue_};
       recorded.start();
       const RunningOp::Scope running(running_, params.title, params.timeout);
@@ -95,7 +96,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   class QueuedOp;
 
-  static bool profiled();
+  // Whether torch has use for a synchronous call's Work: a profiler's event belongs to it, and so
+  // do the tensors of functional collectives that wait later.
+  static bool needsWork();
   // Throws in a signal's handler that has interrupted an operation on this very thread: another one
   // would wait for that, and that for the handler.
   void checkThread(const char* title) const {
@@ -108,6 +111,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
             failed_};
   }
   WorkPtr enqueue(const OpParams& params, OpInfo info, Run run, TrackedOp recorded);
+  // Ctrl-C has ended the wait for a synchronous operation that is queued or runs.
+  void endInterrupted(WeftWork& work);
   // Runs an operation. If the ranks called different operations, its error says from which lines;
   // only then `own` is called, for an optional OpRecord of this rank's call.
   template <typename RunIt, typename Own>

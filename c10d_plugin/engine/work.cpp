@@ -33,7 +33,13 @@ bool WeftWork::wait(std::chrono::milliseconds timeout) {
   TORCH_CHECK(ended == transport::Waited::kDone, title_, ": Timed out waiting ", timeout.count(),
               "ms for this operation to complete; it goes on until the group's timeout");
   if (const auto error = exception()) throwWithCall(error, call_);
+  synchronize();
   return true;
+}
+
+void WeftWork::waitUntilCompleted() {
+  std::unique_lock lock(mutex_);
+  cv_.wait(lock, [this] { return completed_; });
 }
 
 std::vector<at::Tensor> WeftWork::result() {

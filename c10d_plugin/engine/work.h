@@ -53,6 +53,9 @@ class WeftWork : public c10d::Work {
   // Publishes the outcome. After settle(), once.
   void complete();
 
+  // Without a limit, and whatever comes of it; Ctrl-C does not end it.
+  void waitUntilCompleted();
+
   void setSource(int rank) { source_.store(rank); }
   const char* title() const noexcept { return title_; }
 

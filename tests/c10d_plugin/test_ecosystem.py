@@ -485,3 +485,29 @@ def test_weft_run_makes_gloo_mean_weft(tmp_path):
         *["-m", "weft.run", "--process-group"],
     )
     assert out.split() == ["weft", "cpu:weft"]
+
+
+def wait_later() -> None:
+    """What torch registers for tensors that a graph waits for later, it forgets when they are there."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
+
+    size = dist.get_world_size()
+    registered = torch._C._distributed_c10d._get_work_registry_size
+    with functional.allow_inflight_collective_as_graph_input_ctx():
+        later, now = torch.ones(2), torch.ones(2)
+        work = dist.all_reduce(later, async_op=True)
+        assert registered() == 1
+        work.wait()
+        assert registered() == 0
+        dist.all_reduce(now)
+        assert registered() == 0
+        now = torch.ops._c10d_functional.wait_tensor(now)
+        dist.group.WORLD.allreduce_coalesced([torch.ones(2)]).wait()
+        assert registered() == 0
+    assert later.eq(size).all() and now.eq(size).all()
+
+
+def test_a_graph_that_waits_later(ranks):
+    ranks.all(wait_later)

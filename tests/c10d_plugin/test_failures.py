@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from ctrl_c import Delays
+from ctrl_c import Delays, delay
 from ports import free_port
 from ranks import PATHS, Ranks, leave, meet
 from workers import Workers, ended_by
@@ -130,6 +130,60 @@ def abort_soon() -> None:
 
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     threading.Timer(0.3, backend.abort).start()
+
+
+def send_small_and_give_up() -> str:
+    """A message that the system cannot take yet, for the other rank is stopped."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    try:
+        dist.isend(torch.ones(4), 1).wait(timedelta(seconds=0.5))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError
+
+
+def receive_none() -> str:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    try:
+        dist.irecv(torch.ones(4), 0).wait(timedelta(seconds=3))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("what was given up has arrived")
+
+
+def wait_profiled(name: str) -> tuple[str, float]:
+    """A profiled operation is queued, and runs on the group's own thread."""
+    import torch
+
+    with torch.profiler.profile():
+        return wait_until_ctrl_c(name)
+
+
+def wait_for_a_batch() -> float:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    for _ in range(3):
+        group.allreduce([torch.ones(2)])
+    work = group._end_coalescing(torch.device("cpu"))
+    began = time.monotonic()
+    try:
+        work.wait(timedelta(seconds=0.5))
+    except RuntimeError:
+        return time.monotonic() - began
+    raise AssertionError
 
 
 def late_barrier(wait_all: bool) -> None:
@@ -275,6 +329,30 @@ def test_ctrl_c_ends_a_wait(path, operation):
             assert error.kind == "DistBackendError"
             assert "rank 0 was interrupted" in error.message, error.message
     delays.check()
+
+
+def test_ctrl_c_ends_a_queued_operation_for_all(path):
+    with Ranks(2, path) as ranks:
+        ranks.all(all_reduce_of, 10)
+        delay(ranks[0], wait_profiled, "all_reduce")
+        for _ in range(2):  # rank 0's part of the first may have come
+            error = ranks[1].fails(wait_in, "all_reduce", timeout=10)
+            if error.kind != "AssertionError":
+                break
+        assert "rank 0 was interrupted" in error.message, error.message
+
+
+def test_a_small_send_that_was_given_up_does_not_arrive(path):
+    with Ranks(2, path) as ranks:
+        ranks[1].signal(signal.SIGSTOP)
+        assert "Timed out waiting 500ms" in ranks[0].call(send_small_and_give_up)
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        assert "rank 0" in ranks[1].call(receive_none)
+
+
+def test_a_batch_is_waited_for_once(path):
+    with Ranks(2, path) as ranks:
+        assert ranks[0].call(wait_for_a_batch) < 1.0
 
 
 def test_ctrl_c_ends_init_process_group():

@@ -67,7 +67,10 @@ bool DeviceWork::wait(milliseconds timeout) {
   return true;
 }
 
-void DeviceWork::synchronize() { end_.block(c10::cuda::getCurrentCUDAStream(device_)); }
+void DeviceWork::synchronize() {
+  end_.block(c10::cuda::getCurrentCUDAStream(device_));
+  c10d::Work::synchronize();
+}
 
 void DeviceWork::abort() {
   TORCH_CHECK(false, title_, ": one operation cannot be aborted; abort the process group");
