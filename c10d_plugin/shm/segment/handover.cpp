@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "c10d_plugin/core/ranks_text.h"
 #include "transport/auth/digest.h"
 #include "transport/base/check.h"
 #include "transport/base/interruption.h"
@@ -27,8 +28,9 @@ using transport::sameUser;
 using transport::SocketStream;
 using transport::systemError;
 using transport::UniqueFd;
+using transport::Waited;
 
-bool awaitReadable(int socket, Deadline deadline) {
+Waited awaitReadable(int socket, Deadline deadline) {
   for (;;) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
@@ -36,8 +38,9 @@ bool awaitReadable(int socket, Deadline deadline) {
     const int wait = static_cast<int>(
         std::clamp<std::int64_t>(left.count(), 0, transport::kInterruptEvery.count()));
     const int ready = ::poll(&wanted, 1, wait);
-    if (ready > 0) return true;
-    if (left.count() <= 0 || transport::interrupted()) return false;
+    if (ready > 0) return Waited::kDone;
+    if (left.count() <= 0) return Waited::kLate;
+    if (transport::interrupted()) return Waited::kInterrupted;
   }
 }
 
@@ -79,8 +82,14 @@ Error readAll(SocketStream& socket, T& out, Deadline deadline) {
       return {ErrorCode::kPeerLost, "the other end closed the socket before it was served"};
     if (got.error == 0) continue;
     if (got.error != EAGAIN) return systemError("reading from the group's socket", got.error);
-    if (!awaitReadable(socket.pollFd(), deadline))
-      return {ErrorCode::kTimeout, "Timed out: nothing came over the group's socket"};
+    switch (awaitReadable(socket.pollFd(), deadline)) {
+      case Waited::kDone:
+        break;
+      case Waited::kLate:
+        return {ErrorCode::kTimeout, "Timed out: nothing came over the group's socket"};
+      case Waited::kInterrupted:
+        return {ErrorCode::kInterrupted, std::string("forming the group was ") + kInterrupted};
+    }
   }
   return Error::ok();
 }

@@ -8,6 +8,7 @@
 #include "c10d_plugin/core/collectives.h"
 #include "c10d_plugin/shm/segment/segment.h"
 #include "transport/auth/auth_key.h"
+#include "transport/base/interruption.h"
 #include "transport/base/os/unique_fd.h"
 
 namespace weft::collectives::shm {
@@ -24,7 +25,7 @@ struct GivenMemory {
 Result<GivenMemory> takeMemory(transport::UniqueFd socket, const transport::AuthKey& secret,
                                int rank, Deadline deadline);
 
-// True when `socket` became readable before the deadline and Ctrl-C.
-bool awaitReadable(int socket, Deadline deadline);
+// Waits until `socket` is readable.
+transport::Waited awaitReadable(int socket, Deadline deadline);
 
 }  // namespace weft::collectives::shm

@@ -95,7 +95,11 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
                                        " did not join the group's shared memory" +
                                        (last_problem.empty() ? "" : " (" + last_problem + ")")};
     }
-    if (!awaitReadable(hosting.listener.get(), std::min(deadline, Clock::now() + kPoll))) {
+    const auto ended =
+        awaitReadable(hosting.listener.get(), std::min(deadline, Clock::now() + kPoll));
+    if (ended == transport::Waited::kInterrupted)
+      return {ErrorCode::kInterrupted, interruptedText(0, "the group was made")};
+    if (ended == transport::Waited::kLate) {
       if (Error error = findFailure(store, missing)) return error;
       continue;
     }
@@ -106,6 +110,8 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
                                         std::min(deadline, Clock::now() + kPerGuest));
     if (rank.ok()) {
       std::erase(missing, rank.value());
+    } else if (rank.error().code() == ErrorCode::kInterrupted) {
+      return rank.error();
     } else {
       last_problem = rank.error().text();
     }
