@@ -54,7 +54,7 @@ void WeftBackend::setTimeout(milliseconds timeout) {
 
 void WeftBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
-  comm_->delegates().describe(uid, getGroupDesc());
+  comm_->delegates().setGroupUid(uid);
 }
 
 c10::intrusive_ptr<c10d::Backend> WeftBackend::delegate(c10::DeviceType device) const {
@@ -81,9 +81,16 @@ PointToPoint& WeftBackend::messages(const char* title) const {
   return comm_->messages();
 }
 
+// torch tells a backend its group's description without the backend's knowledge.
+const c10::intrusive_ptr<c10d::Backend>& WeftBackend::delegateOn(c10::Device device) {
+  const auto& delegate = comm_->delegates().of(device);
+  if (delegate->getGroupDesc() != getGroupDesc()) delegate->setGroupDesc(getGroupDesc());
+  return delegate;
+}
+
 c10d::Backend* WeftBackend::delegateFor(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_cpu()) return nullptr;
-  const auto& delegate = comm_->delegates().of(tensor.device());
+  const auto& delegate = delegateOn(tensor.device());
   comm_->engine().batches().join(delegate);
   return delegate.get();
 }
@@ -140,7 +147,7 @@ WeftBackend::WorkPtr WeftBackend::endCoalescing() { return comm_->engine().batch
 
 void WeftBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  c10d::Backend& backend = *comm_->delegates().of(device);
+  c10d::Backend& backend = *delegateOn(device);
   backend.setBoundDeviceId(device);
   backend.eagerConnectSingleDevice(device);
 }

@@ -149,6 +149,8 @@ class WEFT_API WeftBackend : public c10d::Backend {
                  const Outputs& outputs, Run&& run);
   // The timeout that a call asked for, else the group's.
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds asked) const;
+  // The backend for a device that is not the CPU, made now if there is none yet.
+  const c10::intrusive_ptr<c10d::Backend>& delegateOn(c10::Device device);
   // The backend for a tensor on another device; null for a tensor on the CPU.
   c10d::Backend* delegateFor(const at::Tensor& tensor);
   c10d::Backend* delegateFor(const Tensors& tensors);

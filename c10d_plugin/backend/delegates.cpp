@@ -37,16 +37,14 @@ void Delegates::make(c10::Device device, Slot& slot) {
   slot.backend.store(slot.owner.get(), std::memory_order_release);
   // From here on each() reaches it. What the group was told before, perhaps while it was made, it
   // hears now.
-  std::string uid, description;
+  std::string uid;
   std::chrono::milliseconds timeout{};
   {
     const std::lock_guard lock(mutex_);
     uid = uid_;
-    description = description_;
     timeout = spec_.timeout;
   }
   slot.owner->setGroupUid(uid);
-  slot.owner->setGroupDesc(description);
   if (timeout != spec.timeout) slot.owner->setTimeout(timeout);
   if (ended_.load()) slot.owner->abort();
   checkNotEnded(device);
@@ -58,16 +56,12 @@ c10::intrusive_ptr<c10d::Backend> Delegates::made(c10::DeviceType device) const 
   return slot.owner;
 }
 
-void Delegates::describe(const std::string& uid, const std::string& description) {
+void Delegates::setGroupUid(const std::string& uid) {
   {
     const std::lock_guard lock(mutex_);
     uid_ = uid;
-    description_ = description;
   }
-  each([&](c10d::Backend& backend) {
-    backend.setGroupUid(uid);
-    backend.setGroupDesc(description);
-  });
+  each([&](c10d::Backend& backend) { backend.setGroupUid(uid); });
 }
 
 void Delegates::setTimeout(std::chrono::milliseconds timeout) {

@@ -55,7 +55,7 @@ class Delegates {
   // Null when none was made.
   c10::intrusive_ptr<c10d::Backend> made(c10::DeviceType device) const;
   // For the delegates that exist, and those made later.
-  void describe(const std::string& uid, const std::string& description);
+  void setGroupUid(const std::string& uid);
   void setTimeout(std::chrono::milliseconds timeout);
 
   std::uint64_t sequenceNumbers() const;  // of all together
@@ -84,9 +84,8 @@ class Delegates {
   std::array<Slot, static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES)> slots_;
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;
-  DelegateSpec spec_;  // guarded by mutex_, as the next two
+  DelegateSpec spec_;  // guarded by mutex_, as the next one
   std::string uid_;
-  std::string description_;
 };
 
 }  // namespace weft::process_group

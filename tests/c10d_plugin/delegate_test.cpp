@@ -158,6 +158,14 @@ TEST_F(Delegate, HearsWhatTheGroupIsToldWhileItIsMade) {
   EXPECT_EQ(noting->getGroupUid(), "the uid");
 }
 
+TEST_F(Delegate, HasTheGroupsDescription) {
+  for (const char* description : {"", "replicas"}) {  // torch may set it at any time
+    backend->setGroupDesc(description);
+    backend->allreduce(there, {});
+    EXPECT_EQ(noting->getGroupDesc(), description);
+  }
+}
+
 TEST_F(Delegate, EndsWithAGroupThatEndsWhileItIsMade) {
   meanwhile = [&] { backend->abort(); };
   EXPECT_THROW(backend->allreduce(there, {}), c10::Error);
