@@ -8,6 +8,7 @@
 #include "c10d_plugin/cuda/device/device_memory.h"
 #include "c10d_plugin/cuda/device/flat_call.h"
 #include "c10d_plugin/cuda/device/handles.h"
+#include "transport/base/deadline.h"
 
 namespace weft::process_group {
 
@@ -210,7 +211,7 @@ DeviceMessages::WorkPtr DeviceMessages::send(const at::Tensor& tensor, int to, i
   constexpr const char* kTitle = "weft:send";
   FlatCall call(kTitle);
   const at::Tensor flat = call.reads(tensor);
-  const Step step{kTitle, steady_clock::now() + timeout};
+  const Step step{kTitle, transport::deadlineAfter(timeout)};
   const auto sender = channel(senders_, to);
   return sender->queue.run(call.what(c10d::OpType::SEND),
                            [sender = sender.get(), flat, tag, step](const auto& stream) {
@@ -223,7 +224,7 @@ DeviceMessages::WorkPtr DeviceMessages::receive(const at::Tensor& tensor, int fr
   constexpr const char* kTitle = "weft:recv";
   FlatCall call(kTitle);
   const at::Tensor flat = call.writes(tensor);
-  const Step step{kTitle, steady_clock::now() + timeout};
+  const Step step{kTitle, transport::deadlineAfter(timeout)};
   const auto receiver = channel(receivers_, from);
   return receiver->queue.run(call.what(c10d::OpType::RECV), [receiver = receiver.get(), flat, tag,
                                                              step, call](const auto& stream) {

@@ -8,6 +8,7 @@
 
 #include "c10d_plugin/backend/shared_devices.h"
 #include "c10d_plugin/tensors/op_checks.h"
+#include "transport/base/deadline.h"
 
 namespace weft::process_group {
 
@@ -59,7 +60,7 @@ SharedDeviceBackend::SharedDeviceBackend(const DelegateSpec& spec,
   TORCH_CHECK(half >= kLeast * ranks(), "weft: staging_bytes must be at least ",
               2 * kLeast * ranks(), " for ", size_, " ranks, got ", spec.staging_bytes);
   const Step step{"weft: connecting ranks that share a CUDA device",
-                  steady_clock::now() + spec.timeout};
+                  transport::deadlineAfter(spec.timeout)};
   staging_ = makeStaging(device_.index(), half, *meeting_, step);
   rounds_ = std::make_shared<Rounds>(*meeting_, *staging_);
   queue_ = std::make_shared<DeviceQueue>(stream_, meeting_, state_);
@@ -116,7 +117,7 @@ SharedDeviceBackend::WorkPtr SharedDeviceBackend::submit(DeviceOp op, millisecon
   const auto what = call.what(op.type);
   auto run = [rounds = rounds_, staging = staging_, meeting = meeting_, op = std::move(op), limit,
               call = std::move(call)](const c10::cuda::CUDAStream& stream) {
-    rounds->run(op, {op.title, steady_clock::now() + limit}, stream);
+    rounds->run(op, {op.title, transport::deadlineAfter(limit)}, stream);
     call.writeBack();
   };
   return noted(queue_->run(what, std::move(run)));

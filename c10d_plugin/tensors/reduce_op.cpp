@@ -95,7 +95,7 @@ at::Tensor factorOf(const c10d::ReduceOp& op, c10::ScalarType type, const char* 
               "torch.distributed._make_nccl_premul_sum");
   const at::Tensor given = supplement->tensor_factor;
   const at::Tensor factor = given.defined()
-                                ? given.reshape({})
+                                ? given.reshape({}).cpu()
                                 : at::scalar_tensor(supplement->double_factor, at::kDouble);
   TORCH_CHECK(!factor.is_complex() || c10::isComplexType(type), operation,
               ": PREMUL_SUM cannot multiply tensors of type ", type, " by a complex factor",

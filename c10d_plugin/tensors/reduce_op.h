@@ -9,7 +9,7 @@
 
 namespace weft::process_group {
 
-// kBytes for types that Weft moves but does not reduce (float8, quantised types).
+// kBytes for types that Weft moves but does not reduce (float8).
 collectives::Element elementOf(c10::ScalarType type) noexcept;
 
 // How a ReduceOp is carried out. With PREMUL_SUM each rank's tensor is multiplied by a factor, then
