@@ -57,11 +57,14 @@ bool holdsElements(const at::Tensor& tensor) {
          !tensor._is_zerotensor() && !tensor.is_meta() && tensor.numel() > 0;
 }
 
-// The same elements without gaps, on the same device; a copy only where one is needed.
+// The same elements without gaps, on the same device; a copy only where one is needed. Those of a
+// view with gaps are in row-major order, as its receiver takes them, whatever order resolve_conj()
+// gives them.
 at::Tensor toDense(const at::Tensor& tensor) {
-  if (!tensor.is_conj() && !tensor.is_neg() && tensor.is_non_overlapping_and_dense()) return tensor;
+  const bool dense = tensor.is_non_overlapping_and_dense();
+  if (!tensor.is_conj() && !tensor.is_neg() && dense) return tensor;
   const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg();
-  return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
+  return dense ? plain : plain.contiguous();
 }
 
 OutgoingTensor describe(const at::Tensor& tensor, const Recipient& to) {
