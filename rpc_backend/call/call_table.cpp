@@ -8,18 +8,44 @@ transport::Waited CallTable::waitForRoom(worker_id_t peer, std::size_t limit,
                                          Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   Room& room = rooms_[peer];
-  const auto free = [&] { return room.taken < limit; };
   auto waited = transport::Waited::kDone;
-  if (!room.waiting.empty() || !free()) {
-    const auto own = room.waiting.emplace(room.waiting.end());
+  if (!room.waiting.empty() || room.taken >= limit) {
     const auto end = std::min(deadline, transport::deadlineAfter(std::chrono::milliseconds::max()));
-    waited = transport::waitInterruptibly(*own, lock, end,
-                                          [&] { return own == room.waiting.begin() && free(); });
-    room.waiting.erase(own);
+    waited = waitInLine(room, limit, lock, end);
   }
   if (waited == transport::Waited::kDone) ++room.taken;
-  // Wakes the next thread, because several calls may have ended at once, or this thread gave up.
-  if (!room.waiting.empty() && free()) room.waiting.front().notify_one();
+  // Several calls may have ended at once, or this thread gave up.
+  if (room.taken < limit) room.wakeFirst();
+  return waited;
+}
+
+transport::Waited CallTable::waitInLine(Room& room, std::size_t limit,
+                                        std::unique_lock<std::mutex>& lock,
+                                        Clock::time_point deadline) {
+  auto own = room.waiting.emplace(room.waiting.end());
+  const auto ready = [&] { return own == room.waiting.begin() && room.taken < limit; };
+  auto waited = transport::Waited::kLate;
+  while (true) {
+    const auto slice = Clock::now() + transport::kInterruptEvery;
+    if (own->wait_until(lock, std::min(slice, deadline), ready)) {
+      waited = transport::Waited::kDone;
+      break;
+    }
+    if (slice >= deadline) break;
+    if (!transport::mayBeInterrupted()) continue;
+    // A signal's handler may call the same peer, and would wait behind this thread for ever: while
+    // it runs, this thread has no place.
+    room.waiting.erase(own);
+    if (room.taken < limit) room.wakeFirst();
+    lock.unlock();
+    const bool stop = transport::interrupted();
+    lock.lock();
+    own = room.waiting.emplace(room.waiting.begin());
+    if (!stop) continue;
+    waited = transport::Waited::kInterrupted;
+    break;
+  }
+  room.waiting.erase(own);
   return waited;
 }
 
@@ -40,15 +66,21 @@ void CallTable::onTaken(const PendingCall& call) {
   if (!call.counted) return;
   Room& room = rooms_[call.peer];
   --room.taken;
-  if (!room.waiting.empty()) room.waiting.front().notify_one();
+  room.wakeFirst();
 }
 
 std::uint64_t CallTable::add(PendingCall call) {
   const std::lock_guard lock(mutex_);
-  call.id = next_id_;
-  if (call.fetched) fetches_.emplace(*call.fetched, call.id);
-  calls_.emplace(next_id_, std::move(call));
-  return next_id_++;
+  const std::uint64_t id = call.id = next_id_++;
+  const std::optional<RRefKey> fetched = call.fetched;
+  calls_.emplace(id, std::move(call));
+  try {
+    if (fetched) fetches_.emplace(*fetched, id);
+  } catch (...) {
+    calls_.erase(id);
+    throw;
+  }
+  return id;
 }
 
 std::optional<PendingCall> CallTable::take(std::uint64_t id, worker_id_t peer) {

@@ -152,3 +152,30 @@ def test_the_loss_of_the_peer_ends_the_wait():
         members[0].start(one_more, "async", 0)
         members[1].kill()
         assert "worker1" in members[0].result()[0]
+
+
+def call_in_a_handler() -> str:
+    """Waits for room until a signal's handler has called the same worker."""
+    import torch.distributed.rpc as rpc
+
+    heard: list[int] = []
+
+    def call(*_) -> None:
+        heard.append(rpc.rpc_sync("worker1", echo, args=(7,)))
+
+    signal.signal(signal.SIGUSR1, call)
+    print("waits for room", flush=True)
+    answered, _ = one_more("sync", 20)
+    assert heard == [7]
+    return answered
+
+
+def test_a_handler_calls_amid_the_wait(group):
+    group[0].call(fill)
+    group[0].start(call_in_a_handler)
+    wait_until(lambda: "waits for room" in group[0].output(), "it waits")
+    assert not group[0].has_answered_within(0.2)
+    group[0].signal(signal.SIGUSR1)
+    assert not group[0].has_answered_within(0.2)
+    group[1].call(open_gate)
+    assert group[0].result(timeout=10) == "answered"
