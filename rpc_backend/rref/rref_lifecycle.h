@@ -3,8 +3,8 @@
 //
 // It serves three of torch's RRef messages (RREF_USER_DELETE, RREF_FORK_REQUEST, RREF_CHILD_ACCEPT)
 // instead of torch's callback. It reads the rest of what the table must know from outgoing
-// messages: answers to remote calls, and RRefs pickled into any message. An ordinary call pays one
-// comparison of its type and one of torch's count of ids.
+// messages: answers to remote calls, and RRefs pickled into any message. For them it looks through
+// every payload.
 //
 // Threads: worker threads, unless a member says otherwise.
 #pragma once
@@ -74,6 +74,9 @@ class RRefLifecycle : private ForkTable {
   void onNotCreated(const RRefKey& value, Rank from, const std::string& why);
   // The same for each early value (early_values.h) that `which` says.
   void failEarly(const std::function<bool(const RRefKey&)>& which, const std::string& why);
+  // A peer has asked for this value before it is there: tells it if it will not be. Not on the loop
+  // thread.
+  void onFetch(const RRefKey& value);
   // Somebody here is about to wait for this worker's own value.
   void onAwaited(const RRefKey& value) { early_.await(value); }
   // A message is about to go out to `to`: returns the RRefs in it, nearly always none. Call it on
