@@ -25,8 +25,7 @@ CallKind kindOf(MessageType type);
 // The calls that create an RRef's value.
 bool createsRRef(MessageType type);
 
-// RRef.to_here(): RequestClient::send() waits for the answer, which the calling thread
-// deserialises, so the future has no user callback.
+// RRef.to_here(), for which RequestClient::send() waits; and fetches in the background.
 bool isFetch(MessageType type);
 
 // The calls for which a thread takes its InlineWaiter. Other messages must not claim it: a
@@ -40,5 +39,9 @@ bool mayBeDropped(MessageType type);
 // The calls that a user makes. The deadline of the request in which they are made ends them, too.
 // The others keep tables right, or belong to a backward pass of torch's.
 bool isUserCall(MessageType type);
+
+// Messages that torch and its shutdown rely on: about references, and about contexts and backward
+// passes of distributed autograd.
+bool keepsTables(MessageType type);
 
 }  // namespace weft::rpc

@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -32,6 +33,8 @@ class EarlyValues {
   void keep(const RRefKey& value);
   // Somebody here is about to wait for it: as keep(), or ends the wait if it has failed.
   void await(const RRefKey& value);
+  // Why it has no value, if its creation has failed.
+  std::optional<std::string> whyFailed(const RRefKey& value) const { return failed_.find(value); }
   // Its creation has ended, and torch knows how. Like the two below it returns what nothing else
   // refers to: the caller drops it.
   [[nodiscard]] RRefPtr end(const RRefKey& value);

@@ -4,12 +4,12 @@
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "rpc_backend/core/innermost.h"
 #include "rpc_backend/core/log.h"
-#include "rpc_backend/torch_private/torch_ids.h"
 
 namespace weft::rpc {
 
@@ -24,10 +24,6 @@ std::optional<ForkIds> remoteResult(MessageType type, std::span<const char> payl
 }
 
 const std::string kNotCreated = "the value of this RRef was not created: ";
-
-// Torch's count of ids when this thread last looked for RRefs in a message. An RRef is pickled on
-// the thread that sends it, so a message sent while the count stands still holds none.
-thread_local std::int64_t ids_looked_at = -1;
 
 }  // namespace
 
@@ -71,7 +67,16 @@ void RRefLifecycle::beforeAnswer(const Message& answer, Rank to, LossCount losse
 }
 
 void RRefLifecycle::onNotCreated(const RRefKey& value, Rank from, const std::string& why) {
-  if (value.created_on == from) dropLater(early_.fail(value, kNotCreated + why));
+  if (value.created_on != from) return;
+  dropLater(early_.fail(value, kNotCreated + why));
+  onFetch(value);
+}
+
+void RRefLifecycle::onFetch(const RRefKey& value) {
+  const auto why = early_.whyFailed(value);
+  if (!why) return;
+  torch_rrefs::failAwaited([&](const RRefKey& awaited) { return awaited == value; },
+                           std::make_exception_ptr(std::runtime_error(*why)));
 }
 
 void RRefLifecycle::failEarly(const std::function<bool(const RRefKey&)>& which,
@@ -94,9 +99,6 @@ RRefLifecycle::Carried RRefLifecycle::beforeSend(const Message& message, Rank to
     }
     return {};
   }
-  const std::int64_t ids_made = torch_rrefs::idsMade();
-  if (ids_made == ids_looked_at) return {};
-  ids_looked_at = ids_made;
   if (to == self_) {
     keepEarly(message.payload());
     return {};

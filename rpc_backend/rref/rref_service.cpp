@@ -163,7 +163,9 @@ void RRefService::onCreationsLost(worker_id_t peer, const std::string& text) {
 }
 
 void RRefService::onFetch(const RRefKey& value) {
-  if (torch_rrefs::isAwaited(value)) failIfLost(value);
+  if (!torch_rrefs::isAwaited(value)) return;
+  lifecycle_.onFetch(value);
+  failIfLost(value);
 }
 
 void RRefService::onOwnWait(const RRefKey& value) {

@@ -2,6 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 
@@ -18,6 +19,10 @@ namespace {
 
 constexpr std::size_t kLargestDeletion = 1024;  // bytes that the loop thread reads
 
+// Beyond max_inflight_bytes, for messages that keep tables right: torch sends a refused one a few
+// times, then what it was about stays for good.
+constexpr std::uint64_t kReserve = std::uint64_t{1} << 20;
+
 }  // namespace
 
 bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {
@@ -28,7 +33,8 @@ bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {
 bool RequestServer::admits(worker_id_t from, const WireHeader& head, std::uint64_t bytes) {
   bytes += kRequestCost;
   const std::uint64_t held = peers_[from].held.load(std::memory_order_relaxed);
-  if (hasRoom(held, bytes)) return true;
+  const bool reserved = keepsTables(static_cast<MessageType>(head.type));
+  if (hasRoom(reserved ? held - std::min(held, kReserve) : held, bytes)) return true;
   refuse(from, head,
          transport::resourceExhausted(
              c10::str("its ", bytes, " bytes and the ", held,
@@ -158,13 +164,15 @@ void RequestServer::serveOwn(const RequestSource& source, const FuturePtr& made,
                              const CallContext& call) {
   const CallScope scope(&call);
   const auto request = made->value().toCustomClass<Message>();
-  if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type)) {
-    responder_.drop(source.from, request->payload());
-  } else {
+  if (call.isCancelled() && mayBeDropped(innermost(request->type(), request->payload()).type))
+    return responder_.drop(source.from, request->payload());
+  try {
     runner_.run({source}, [&] {
       made->wait();  // it is complete: the call's streams wait for the caller's
       return request;
     });
+  } catch (const std::exception& error) {
+    responder_.fail(source.from, source.id, error.what());
   }
 }
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed.rpc as rpc
-from waiting import wait_for
+from waiting import wait_for, wait_until
 from workers import Group
+
+import weft
 
 
 def echo(value: Any) -> Any:
@@ -71,4 +74,60 @@ def test_what_waits_for_its_answer_is_held():
         text, answers = members[0].call(begin_two_and_a_third)
         assert "max_inflight_bytes (1048576)" in text
         assert answers == [True, True]
+        members.shutdown()
+
+
+_KEPT: list[Any] = []
+
+
+def keep_remote() -> Any:
+    _KEPT.append(rpc.remote("worker1", torch.neg, args=(torch.ones(1),)))
+    assert _KEPT[-1].to_here().item() == -1
+
+
+def held_elsewhere() -> int:
+    return sum(bool(row.holders) for row in weft.rref_report() if row.owner == "worker1")
+
+
+def fill_and_drop() -> None:
+    """Holds nearly all that the limit allows, and drops a reference meanwhile."""
+    _KEPT.append(rpc.rpc_async("worker1", answered_later, (torch.ones((1 << 18) - 700),)))
+    del _KEPT[0]
+
+
+def refused() -> None:
+    with pytest.raises(RuntimeError, match="max_inflight_bytes"):
+        rpc.rpc_sync("worker1", echo, args=(torch.ones(1000),))
+
+
+def test_a_full_peer_still_counts_references():
+    """torch gives up on a refused deletion after some tries, and the value would stay."""
+    with Group(2, per_rank=[{}, {"max_inflight_bytes": 1 << 20}]) as members:
+        members[0].call(keep_remote)
+        members[0].call(fill_and_drop)
+        wait_until(lambda: members[1].call(waiting) == 1, "a call waits")
+        members[0].call(refused)
+        wait_until(lambda: members[1].call(held_elsewhere) == 0, "the reference is gone")
+        assert members[1].call(answer_now) == 1
+        members.shutdown()
+
+
+def fetch(rref: Any) -> str:
+    try:
+        return str(rref.to_here(timeout=60))
+    except RuntimeError as error:
+        return str(error)
+
+
+def pass_on_a_refused_one() -> str:
+    rref = rpc.remote("worker1", torch.neg, args=(torch.ones(1 << 20),))
+    return rpc.rpc_sync("worker2", fetch, args=(rref,), timeout=60)
+
+
+def test_who_waits_for_a_refused_creation_is_told():
+    limited = {"max_inflight_bytes": 1 << 20}
+    with Group(3, per_rank=[{}, limited, {}]) as members:
+        for _ in range(3):  # before the refusal, or after it
+            text = members[0].call(pass_on_a_refused_one, timeout=20)
+            assert "max_inflight_bytes" in text, text
         members.shutdown()
