@@ -20,11 +20,13 @@
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
 #include "rpc_backend/agent/answer_wait.h"
+#include "rpc_backend/call/fetch_in_background.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/serve/sendable.h"
+#include "rpc_backend/torch_private/torch_rrefs.h"
 #include "transport/base/spin.h"
 
 namespace weft::ops {
@@ -119,6 +121,10 @@ void checkFetchable(const trpc::RRef& rref) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' holds a Python object, which only Python can fetch");
   }
+  if (rpc::torch_rrefs::wasDropped(rref)) {
+    throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
+                             "' was dropped here, and cannot be fetched any more");
+  }
   if (rref.getTimedOut()) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' has no value: the call that was to make it failed");
@@ -210,6 +216,7 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   checkFetchable(*rref);
   // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;
+  const rpc::FetchInBackground background;
   const FuturePtr answer =
       send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
   return answer->then(

@@ -45,7 +45,7 @@ constexpr rpc::RequestPolicy kPolicy = rpc::RequestPolicy::kScript;
 rpc::WeftAgent::Config toConfig(JoinOptions options) {
   rpc::WeftAgent::Config config;
   config.name = std::move(options.name);
-  config.rank = static_cast<trpc::worker_id_t>(options.rank);
+  config.rank = options.rank;
   config.world_size = options.world_size;
   config.device_count = static_cast<int>(torch::cuda::device_count());
   config.options = std::move(options.rpc);

@@ -15,7 +15,7 @@ namespace weft::rpc {
 struct AgentConfig {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name;
-  worker_id_t rank = -1;
+  std::int64_t rank = -1;         // torch refuses one that worker_id_t cannot hold
   std::optional<int> world_size;  // none: a dynamic group
   int device_count = 0;           // accelerators of this process
   WeftRpcBackendOptions options;

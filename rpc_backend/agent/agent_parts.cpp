@@ -41,7 +41,8 @@ IdleWork drivingOf(const std::shared_ptr<transport::Endpoint>& endpoint, transpo
 }  // namespace
 
 AgentParts::AgentParts(AgentConfig& config, std::unique_ptr<RequestCallback> callback)
-    : context(config.name, config.rank, config.options, config.thread_hooks),
+    : context(config.name, static_cast<worker_id_t>(config.rank), config.options,
+              config.thread_hooks),
       sender(context),
       group(
           context, sender,

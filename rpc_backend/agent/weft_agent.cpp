@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
 #include "rpc_backend/core/thread_state_of_torch.h"
@@ -33,7 +35,7 @@ std::shared_ptr<WeftAgent> WeftAgent::create(Config config,
 
 WeftAgent::WeftAgent(Config config, std::unique_ptr<RequestCallback> callback)
     : RpcAgent(WorkerInfo(config.name, config.rank), nullptr,
-               fromSeconds(config.options.rpcTimeoutSeconds)),
+               fromSeconds(std::min(config.options.rpcTimeoutSeconds, kLongestTimeout))),
       store_(config.store),
       before_serving_(std::move(config.before_serving)),
       parts_(std::make_shared<AgentParts>(config, std::move(callback))) {
@@ -168,7 +170,10 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
   }
 }
 
-void WeftAgent::cancel(const JitFuture& answer) { parts_->client.canceller().cancel(answer); }
+void WeftAgent::cancel(const JitFuture& answer) {
+  checkProcess("cancelling a call");
+  parts_->client.canceller().cancel(answer);
+}
 
 void WeftAgent::hurry() { parts_->context.hurried = true; }
 
@@ -213,14 +218,20 @@ std::string WeftAgent::nameOf(worker_id_t id) const {
 }
 
 void WeftAgent::onOwnWait(const torch::distributed::rpc::RRefId& value) {
+  checkProcess("waiting for the value of an RRef");
   parts_->rrefs.onOwnWait(fromTorch(value));
 }
 
-void WeftAgent::failUnfinishedRRefs() { parts_->rrefs.failUnfinished(); }
+void WeftAgent::failUnfinishedRRefs() {
+  if (parts_->context.process.holds()) parts_->rrefs.failUnfinished();
+}
 
-void WeftAgent::undoFork(const PickledRRef& rref) { parts_->rrefs.lifecycle().undoFork(rref); }
+void WeftAgent::undoFork(const PickledRRef& rref) {
+  if (parts_->context.process.holds()) parts_->rrefs.lifecycle().undoFork(rref);
+}
 
 bool WeftAgent::isOrphan(const RRefKey& value, worker_id_t owner) const {
+  checkProcess("asking for an RRef");
   return parts_->rrefs.isOrphan(value, owner);
 }
 
@@ -240,6 +251,7 @@ void WeftAgent::addGilWaitTime(std::chrono::microseconds wait) {
 }
 
 std::vector<WaitingCall> WeftAgent::waitingCalls(std::size_t most) const {
+  checkProcess("the calls of RPC");
   return parts_->client.oldestCalls(most);
 }
 

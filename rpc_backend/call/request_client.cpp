@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/call/fetch_in_background.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/call_streams.h"
@@ -37,7 +38,7 @@ PendingCall describeCall(worker_id_t peer, const Innermost& asked, const CallTim
   call.started = now;
   if (isFetch(asked.type)) {
     call.fetched = readFetchedId(asked.payload);
-    call.awaited_by = std::this_thread::get_id();
+    if (!FetchInBackground::active()) call.awaited_by = std::this_thread::get_id();
   }
   if (createsRRef(asked.type)) call.created = readCreatedIds(asked.payload);
   return call;
@@ -79,6 +80,8 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
     if (asked.type == MessageType::BACKWARD_AUTOGRAD_REQ) keepContext(*message, *future);
     if (isUserCall(asked.type)) show(to, id, asked, *message, range);
     if (!why && fetched) why = completer_.whyNotCreated(*fetched);
+    // close() may have failed all calls before; what goes to others meets a closed endpoint.
+    if (!why && to == context_.rank && context_.closed()) why = closedText();
     if (hooks_.delay) delay = hooks_.delay(message->type());
   } catch (...) {
     forget(to, id, rrefs.carried);
@@ -96,7 +99,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
         delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
                 carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
-  if (isFetch(asked.type)) awaitFetch(to, *future);
+  if (isFetch(asked.type) && !FetchInBackground::active()) awaitFetch(to, *future);
   return future;
 }
 
@@ -240,11 +243,13 @@ void RequestClient::onPeerLost(worker_id_t peer, const std::string& reason) {
     completer_.fail(std::move(call), reason);
 }
 
+std::string RequestClient::closedText() const {
+  return context_.me() + " is shutting down: RPC is no longer running on this node.";
+}
+
 void RequestClient::close() {
-  const std::string text =
-      context_.me() + " is shutting down: RPC is no longer running on this node.";
   for (PendingCall& call : calls_.takeAll())
-    completer_.fail(std::move(call), text);
+    completer_.fail(std::move(call), closedText());
 }
 
 }  // namespace weft::rpc

@@ -50,7 +50,8 @@ class RequestClient {
   // The number of the first call. Before any call is made.
   void startIdsAt(std::uint64_t id) { calls_.startAt(id); }
 
-  // Sends a request to `to`; the future gets its answer. A fetch (isFetch()) waits until then.
+  // Sends a request to `to`; the future gets its answer. A fetch (isFetch()) waits until then, but
+  // for FetchInBackground.
   //
   // `timeout` 0: never. A call that the user makes also ends by the deadline of the request that
   // this thread serves. Messages about RRefs and distributed autograd's contexts do not inherit it,
@@ -99,6 +100,7 @@ class RequestClient {
   // Fails a started call that is not sent.
   void failUnsent(worker_id_t to, std::uint64_t id, const Innermost& asked, const std::string& why);
   void awaitFetch(worker_id_t to, JitFuture& future);
+  std::string closedText() const;
   // Shows the call to the flight record and the profiler, if they listen. The caller ends `range`
   // when the call is sent.
   void show(worker_id_t to, std::uint64_t id, const Innermost& asked, const Message& message,

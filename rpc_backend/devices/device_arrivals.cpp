@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "rpc_backend/devices/device_copy.h"
@@ -17,6 +18,7 @@ void DeviceArrivals::add(const at::Tensor& host, c10::Device device) {
   const std::size_t bytes = host.nbytes();
   std::vector<std::size_t> missing((bytes + kChunk - 1) / kChunk, kChunk);
   missing.back() = bytes - (missing.size() - 1) * kChunk;
+  left_ += missing.size();
   const auto* first = static_cast<const std::byte*>(host.const_data_ptr());
   const auto [added, fresh] =
       arriving_.emplace(first, Arriving{host, device, {}, std::move(missing)});
@@ -78,6 +80,7 @@ void DeviceArrivals::copyReady() {
     if (problem_) continue;
     try {
       copy(piece);
+      --left_;
     } catch (...) {
       problem_ = std::current_exception();
     }
@@ -111,6 +114,7 @@ std::vector<at::Tensor> DeviceArrivals::finish() {
   }
   copyReady();
   if (problem_) std::rethrow_exception(problem_);
+  if (left_ > 0) throw std::bad_alloc();  // there was no memory to note a piece
   for (const auto& [index, stream] : streams_) {
     const c10::impl::VirtualGuardImpl guard(stream.device_type());
     c10::Event copied(stream.device_type());

@@ -75,6 +75,7 @@ class DeviceArrivals final : public transport::Arrivals,
 
   // Used by the thread that copies.
   std::map<c10::DeviceIndex, c10::Stream> streams_;
+  std::size_t left_ = 0;  // pieces that are not copied
   std::exception_ptr problem_;
 };
 

@@ -47,13 +47,11 @@ c10::Device mapDevice(c10::Device device, const DeviceMap& map, const std::strin
 }
 
 milliseconds toTimeout(float seconds) {
-  // A clock can count so far; nobody notices the difference from "infinity".
-  constexpr float kLongest = 1e9F;
   TORCH_CHECK_VALUE(seconds >= 0, "timeout must be a number of seconds that is not negative, got ",
                     seconds);
   // Rounded up: the shortest time is not "no limit".
   return seconds == 0 ? milliseconds(0)
-                      : std::max(fromSeconds(std::min(seconds, kLongest)), milliseconds(1));
+                      : std::max(fromSeconds(std::min(seconds, kLongestTimeout)), milliseconds(1));
 }
 
 std::uint64_t WeftRpcBackendOptions::mostByDefault() {

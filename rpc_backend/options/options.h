@@ -32,6 +32,8 @@ c10::Device mapDevice(c10::Device device, const DeviceMap& map, const std::strin
 // A timeout as torch's interface gives it: 0 is no limit. Throws c10::ValueError for a value that
 // is neither a time nor that.
 milliseconds toTimeout(float seconds);
+// Seconds. A clock can count so far; nobody notices the difference from "infinity".
+inline constexpr float kLongestTimeout = 1e9F;
 
 struct WEFT_API WeftRpcBackendOptions : torch::distributed::rpc::RpcBackendOptions {
   WeftRpcBackendOptions();

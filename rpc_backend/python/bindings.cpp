@@ -160,7 +160,7 @@ std::shared_ptr<WeftAgent> makeAgent(const c10::intrusive_ptr<c10d::Store>& stor
   WeftAgent::Config config;
   config.store = store;
   config.name = std::move(name);
-  config.rank = static_cast<worker_id_t>(rank);
+  config.rank = rank;
   config.world_size = world_size;
   config.device_count = device_count;
   config.options = options;

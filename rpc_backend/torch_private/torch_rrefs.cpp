@@ -14,6 +14,7 @@ namespace {
 using torch::distributed::rpc::OwnerRRef;
 using torch::distributed::rpc::RPCErrorType;
 using torch::distributed::rpc::RRefContext;
+using torch::distributed::rpc::UserRRef;
 
 WEFT_PRIVATE_MEMBER(Mutex, &RRefContext::mutex_);
 WEFT_PRIVATE_MEMBER(Owners, &RRefContext::owners_);
@@ -24,6 +25,9 @@ WEFT_PRIVATE_MEMBER(ConfirmedUsers, &RRefContext::confirmedUsers_);
 WEFT_PRIVATE_MEMBER(PendingChildren, &RRefContext::pendingChildren_);
 WEFT_PRIVATE_MEMBER(Creation, &RRef::ownerCreationFuture_);
 WEFT_PRIVATE_MEMBER(SetFailed, &RRef::setTimedOut);
+
+WEFT_PRIVATE_MEMBER(DeletedMutex, &UserRRef::deletedOnOwnerMutex_);
+WEFT_PRIVATE_MEMBER(Deleted, &UserRRef::deletedOnOwner_);
 
 RRefContext& context() { return RRefContext::getInstance(); }
 
@@ -55,6 +59,13 @@ std::vector<User> users() {
     if (RRefPtr rref = weak.lock()) all.push_back({std::move(rref), fromTorch(fork), true, false});
   }
   return all;
+}
+
+bool wasDropped(const RRef& user) {
+  // The const is torch's RRef pointer's, which the mutex is not for.
+  auto& rref = const_cast<UserRRef&>(static_cast<const UserRRef&>(user));
+  const std::lock_guard lock(of(rref, DeletedMutex{}));
+  return of(rref, Deleted{});
 }
 
 bool hasFork(const ForkIds& ids) {

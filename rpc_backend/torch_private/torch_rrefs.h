@@ -44,6 +44,10 @@ struct User {
 };
 std::vector<User> users();
 
+// Whether this reference to another worker's value has told the owner that it is gone, as drop()
+// makes it do.
+bool wasDropped(const RRef& user);
+
 bool hasFork(const ForkIds& ids);
 bool hasChild(const RRefKey& fork);
 
