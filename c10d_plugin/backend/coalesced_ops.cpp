@@ -6,6 +6,7 @@
 #include <map>
 
 #include "c10d_plugin/backend/backend.h"
+#include "c10d_plugin/backend/equal_parts.h"
 #include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
@@ -223,6 +224,8 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(
                   const Tensors written = outputsApart(outputs);
                   const Tensors read = inputsApart(inputs, written);
                   forEachPack(context, read, [&](const auto& places) {
+                    if (const std::size_t first = places.front(); places.size() == 1)
+                      return gatherParts(context, written[first], read[first]);
                     allGatherPack(context, pick(read, places)).copyTo(pick(written, places));
                   });
                   copyBack(written, outputs);
@@ -279,6 +282,8 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
                   const Tensors written = outputsApart(outputs);
                   const Tensors read = inputsApart(inputs, written);
                   forEachPack(context, written, [&](const auto& places) {
+                    if (const std::size_t first = places.front(); places.size() == 1)
+                      return reduceParts(context, written[first], read[first], hows[first]);
                     reduceScatterPack(context, pick(written, places), pick(read, places),
                                       hows[places.front()]);
                   });

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "c10d_plugin/backend/backend.h"
+#include "c10d_plugin/backend/equal_parts.h"
 #include "c10d_plugin/backend/sparse_all_reduce.h"
 #include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"
@@ -76,6 +77,30 @@ std::vector<Span> splits(const ContiguousTensor& flat, const std::vector<int64_t
 }
 
 }  // namespace
+
+void gatherParts(OpContext& context, const at::Tensor& output, const at::Tensor& input) {
+  collectives::Collectives& group = context.collectives();
+  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+  const auto places = parts<Bytes>(out.bytes(), static_cast<std::size_t>(group.size()));
+  const ContiguousTensor in = apart(ContiguousTensor(input, ContiguousTensor::Use::kRead),
+                                    occupied(out), places[static_cast<std::size_t>(group.rank())]);
+  context.check(group.allGather(nextCallOn(context, input), in.bytes(), places));
+  out.writeBack();
+}
+
+void reduceParts(OpContext& context, const at::Tensor& output, const at::Tensor& input,
+                 const TensorReduction& how) {
+  collectives::Collectives& group = context.collectives();
+  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
+  ContiguousTensor in = how.memoryOf(input, ContiguousTensor::Use::kRead);
+  const auto size = static_cast<std::size_t>(group.size());
+  const auto own = static_cast<std::size_t>(group.rank());
+  if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
+    in = apart(std::move(in), occupied(out));
+  context.check(group.reduceScatter(nextCallOn(context, output, how),
+                                    parts<ConstBytes>(in.bytes(), size), out.bytes()));
+  out.writeBack();
+}
 
 WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr const char* kTitle = "weft:broadcast";
@@ -168,16 +193,7 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
   checkBase(output, input, size_, kTitle);
   checkWritable(output, kTitle);
   return submit(OpType::_ALLGATHER_BASE, kTitle, opts, input, output,
-                [input, output, size = static_cast<std::size_t>(size_)](OpContext& context) {
-                  const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-                  const std::vector<Bytes> places = parts<Bytes>(out.bytes(), size);
-                  const ContiguousTensor in =
-                      apart(ContiguousTensor(input, ContiguousTensor::Use::kRead), occupied(out),
-                            places[static_cast<std::size_t>(context.collectives().rank())]);
-                  context.check(context.collectives().allGather(nextCallOn(context, input),
-                                                                in.bytes(), places));
-                  out.writeBack();
-                });
+                [input, output](OpContext& context) { gatherParts(context, output, input); });
 }
 
 WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -253,16 +269,7 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
   const TensorReduction how = reductionOf(opts.reduceOp, output.scalar_type(), kTitle);
   return submit(
       OpType::_REDUCE_SCATTER_BASE, kTitle, opts, input, output,
-      [input, output, how, size = static_cast<std::size_t>(size_)](OpContext& context) {
-        const ContiguousTensor out(output, ContiguousTensor::Use::kWrite);
-        ContiguousTensor in = how.memoryOf(input, ContiguousTensor::Use::kRead);
-        const auto own = static_cast<std::size_t>(context.collectives().rank());
-        if (!same(parts<ConstBytes>(in.bytes(), size)[own], out.bytes()))
-          in = apart(std::move(in), occupied(out));
-        context.check(context.collectives().reduceScatter(
-            nextCallOn(context, output, how), parts<ConstBytes>(in.bytes(), size), out.bytes()));
-        out.writeBack();
-      });
+      [input, output, how](OpContext& context) { reduceParts(context, output, input, how); });
 }
 
 WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -66,7 +66,9 @@ class Mailbox {
   virtual Ticket receive(int from, Tag tag, transport::OwnedBuffer into, OnReceived done,
                          const Label& label = {}) = 0;
   // Cancels a posted receive, or a message whose bytes are all still here. True: its `done` will
-  // not be called. A receive that waits for such a message fails with `why`.
+  // not be called. A receive that waits for such a message fails with `why`. False: the message of
+  // that receive is announced or arriving, this one is being sent, it has ended, or the ticket is
+  // 0.
   virtual bool cancel(Ticket ticket, const transport::Error& why) = 0;
   // Disconnects a rank: all messages to and from it fail with `why`, now and later. For a message
   // that must not arrive any more and cannot be cancelled.

@@ -3,7 +3,8 @@
 // that the thread's operations reach in between coalesce, too.
 //
 // Threads: any; each has its own batch, and other threads' operations take no part. A batch that an
-// exception left open is dropped by the next one, which takes over its backends. Failure: end()
+// exception left open is dropped by the next one, which takes over its backends: they still
+// coalesce, and the next end() ends that, too. Failure: end()
 // throws where none is open, join() where another thread's batch has the backend.
 #pragma once
 

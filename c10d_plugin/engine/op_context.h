@@ -49,7 +49,8 @@ class OpContext {
     if (!differed || !collectives_.outlivesDifferentCalls()) failed_.store(true);
     throwAsTorch(title_, error);
   }
-  // An operation is one of the Collectives', or, between these two, a series of them.
+  // An operation is one of the Collectives', or, between these two, a series of them. What comes
+  // before a series must fail on all ranks or on none.
   void beginSeries() noexcept { progress_ = Progress::kInSeries; }
   void endSeries() noexcept { progress_ = Progress::kDone; }
   // After an exception: whether the other ranks do more of the operation than this rank has done,

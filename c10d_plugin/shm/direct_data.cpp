@@ -54,6 +54,7 @@ Result<std::byte*> DirectData::find(int rank, int index, std::size_t bytes,
 
 void DirectData::withdraw() {
   while (offering_ && !segment_.awaitWriters(rank_) && !heap_.detach()) {
+    // Until no writer is left, or this heap is private; each turn waits for a while.
   }
 }
 

@@ -21,7 +21,8 @@ std::size_t piecesOf(std::size_t bytes, const BufferSlot& slot) {
 }
 
 std::size_t piecesFrom(Context& context, int rank, std::size_t bytes, const BufferSlot& slot) {
-  return context.direct().isFrom(rank) ? std::min<std::size_t>(bytes, 1) : piecesOf(bytes, slot);
+  if (!context.direct().isFrom(rank)) return piecesOf(bytes, slot);
+  return bytes == 0 ? 0 : 1;  // offered data are one piece
 }
 
 void writePiece(const Context& context, std::span<const ConstBytes> parts, const BufferSlot& slot,

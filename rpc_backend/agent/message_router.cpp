@@ -38,8 +38,8 @@ std::uint64_t costOfTensors(WireReader& reader, std::uint32_t count) {
 
 }  // namespace
 
-bool MessageRouter::isWanted(worker_id_t from, std::span<const std::byte> header,
-                             std::span<const std::uint64_t> sizes) {
+bool MessageRouter::admit(worker_id_t from, std::span<const std::byte> header,
+                          std::span<const std::uint64_t> sizes) {
   WireHeader head;
   WireReader reader(header);
   if (!reader.header(head)) return true;  // begin() refuses it with the reason
@@ -69,7 +69,7 @@ Disposition MessageRouter::onHeader(std::int32_t from, std::span<const std::byte
                                     std::vector<transport::OwnedBuffer>& buffers) {
   if (!isWorker(from)) return Disposition::kRefuse;
   const auto peer = static_cast<worker_id_t>(from);
-  if (!isWanted(peer, header, sizes)) {
+  if (!admit(peer, header, sizes)) {
     giveBack(peer, header);
     return Disposition::kDiscard;
   }

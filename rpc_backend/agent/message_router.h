@@ -47,8 +47,9 @@ class MessageRouter : public transport::EndpointHandler {
                     const transport::Error& reason) override;
 
  private:
-  bool isWanted(worker_id_t from, std::span<const std::byte> header,
-                std::span<const std::uint64_t> sizes);
+  // False: the message was answered, and is not read.
+  bool admit(worker_id_t from, std::span<const std::byte> header,
+             std::span<const std::uint64_t> sizes);
   // Tells the sender of a message that is not accepted that it may free the device memory which the
   // message lends.
   void giveBack(worker_id_t from, std::span<const std::byte> header);

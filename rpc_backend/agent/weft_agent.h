@@ -123,7 +123,7 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   bool isOrphan(const RRefKey& value, worker_id_t owner) const;
   // One warning for each value owned here that others still refer to; at most 10, then a count.
   // Call it at the end, when nobody should refer to one. `ignored`: the program does not care, so
-  // the log level is info.
+  // they come only where the log has information, too.
   void warnAboutLeakedRRefs(bool ignored) const;
 
  protected:

@@ -59,11 +59,11 @@ FuturePtr RequestClient::acknowledged() const {
 FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, milliseconds timeout,
                               const DeviceMap& device_map, bool quick) {
   const RRefService::Outgoing rrefs = rrefs_.beforeSend(*message, to);
-  if (rrefs.orphan && RRefLifecycle::isRRefMessage(message->type())) return acknowledged();
+  if (rrefs.refusal && RRefLifecycle::isRRefMessage(message->type())) return acknowledged();
   const Innermost asked = innermost(message->type(), message->payload());
   std::uint64_t id = 0;
   FuturePtr future;
-  std::optional<std::string> why = rrefs.orphan;
+  std::optional<std::string> why = rrefs.refusal;
   milliseconds left{}, delay{};
   std::optional<CallRange> range;
   try {

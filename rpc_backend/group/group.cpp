@@ -95,9 +95,9 @@ void Group::admit(const MemberRecord& member) {
   directory_.add(member.name, id);
   if (transport::logEnabled(transport::LogLevel::kDebug))
     logDebug(describe(id) + " is in the group, at " + member.address);
-  // In this order. updateList() may see the one without the other: a worker that is back, with its
-  // former record, which restore() does not put beside the one that the new life has listed. The
-  // other way round it would take the new record off the list.
+  // In this order, because updateList() may run in between. It then restores the old record, which
+  // does nothing where the new one is listed. In the other order it would take the new record off
+  // the list.
   losses_.setBack(id);
   members_.add(member);
 }

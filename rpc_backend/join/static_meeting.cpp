@@ -98,7 +98,8 @@ std::optional<StaticMeeting::Members> StaticMeeting::attend(bool is_first) {
 }
 
 std::optional<StaticMeeting::Members> StaticMeeting::rejoin(const std::string& holder) {
-  if (holder != text_) {  // else the group has no such rank, as the others' records tell
+  // If nobody had this rank's record, the group is smaller: its members' records say so below.
+  if (holder != text_) {
     const std::string name = parseRecord(holder, self_.rank, me()).name;
     TORCH_CHECK(name == self_.name, me(), ": rank ", self_.rank, " of this group is worker '", name,
                 "'; a worker that is started again keeps its rank and name");

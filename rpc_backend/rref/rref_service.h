@@ -36,8 +36,8 @@ class RRefService {
   bool isMoot(worker_id_t to, MessageType type) const;
 
   struct Outgoing {
-    RRefLifecycle::Carried carried;     // for undo(), when the message is not sent
-    std::optional<std::string> orphan;  // it must not be sent, because it is about a lost value
+    RRefLifecycle::Carried carried;      // for undo(), when the message is not sent
+    std::optional<std::string> refusal;  // why it must not be sent: it is about a lost value
   };
   // A message is about to be sent; on the thread that made it.
   Outgoing beforeSend(const Message& message, worker_id_t to);

@@ -124,7 +124,7 @@ void RRefTable::onUserDelete(const ForkIds& ids, Rank holder) {
   const auto found = forks_.find(claim);
   // One of another value is another fork: its holder's loss must still release it.
   const bool known = found != forks_.end() && found->second.value == ids.value;
-  if (!known || found->second.comes_again) {
+  if (!known || found->second.may_repeat) {
     if (isDead(claim)) ++counts_.repeats;
     markDead(claim);
   }

@@ -114,7 +114,9 @@ class RRefTable {
     RRefKey value;
     LossCount losses_then = 0;
     Clock::time_point since{};
-    bool comes_again = false;  // a fork request may, and so does a call, with its result
+    // torch may repeat a fork request, and a remote call is followed by its result: the end of this
+    // fork is remembered.
+    bool may_repeat = false;
   };
   struct Child {
     Rank to = -1;

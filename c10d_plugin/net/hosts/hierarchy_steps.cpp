@@ -17,8 +17,9 @@ bool HierarchySteps::begin(const Call& call, Operation operation, std::uint64_t 
   if (failure()) return false;
   const Tag first = MessageCollectives::firstTag(kFlatChannel, call);
   const Label label = OpFingerprint::of(operation, call, bytes, root).label();
-  // Over, as far as messages from rank to rank go: it takes none.
-  return !endedBy(parts_.mailbox->reached({first, first + RequestSet::kTags - 1, label, true}));
+  // An operation in steps takes no message from rank to rank, so there it is over before it begins.
+  return !endedBy(
+      parts_.mailbox->reached({first, first + RequestSet::kTags - 1, label, /*over=*/true}));
 }
 
 bool HierarchySteps::inside(const Call& call, const Step& step, int first) {

@@ -73,7 +73,7 @@ void MailReceiver::take(std::shared_ptr<UnexpectedMessage> message, PostedReceiv
       grant(from, credit);
       break;
     }
-    default:  // kArriving: onData() goes on with it
+    default:  // kArriving, for the matcher has no others: onData() goes on with it
       if (fitting) {
         message->state = MessageState::kClaimed;
         message->claimed_by = std::move(receive);

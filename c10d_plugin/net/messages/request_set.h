@@ -80,7 +80,8 @@ class RequestSet {
 
   std::deque<Request> requests_;
   std::atomic<bool> failed_{false};
-  // What the caller's thread has told the mailbox.
+  // What the caller's thread has told the mailbox: that the operation waits, that it has received
+  // all, or nothing more, because the mailbox knows its own error.
   enum class Told : std::uint8_t { kNothing, kRuns, kOver, kAborted } told_ = Told::kNothing;
 
   std::mutex mutex_;

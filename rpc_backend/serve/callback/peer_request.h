@@ -9,7 +9,8 @@
 // (rref_wire.h) may be something else than what torch reads. Peers may name what is not theirs:
 // ids of RRefs and of contexts are counted, and so can be guessed.
 //
-// Threads: the one that serves the request. A scope, which ends for torch once checked() was asked.
+// Threads: the one that serves the request. checked() takes the request out of the scope: what
+// torch reads later on this thread is not the peer's.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/rpc_command_base.h>
