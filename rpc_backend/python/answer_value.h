@@ -7,7 +7,10 @@
 #include <exception>
 #include <utility>
 
+#include "rpc_backend/agent/answer_wait.h"
+#include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/torch_names.h"
+#include "rpc_backend/trace/call_range.h"
 
 namespace weft::rpc {
 
@@ -16,6 +19,18 @@ namespace weft::rpc {
 inline at::IValue valueOf(const JitFuture& answer) {
   const auto message = answer.constValue().toCustomClass<Message>();
   return torch::distributed::rpc::deserializeRespToIValue(*message);
+}
+
+// The answer to the call that `send` makes; throws its error. This thread waits, and reads the
+// answer from the network itself. Without the GIL.
+template <typename Send>
+FuturePtr answerTo(Send&& send) {
+  const ScopedInlineWaiter waiter;
+  const CallRange range;
+  const FuturePtr answer = send();
+  awaitAnswer(*answer);
+  answer->waitAndThrow();
+  return answer;
 }
 
 // A future of this type for what `read` makes of the answer, for what it throws, or for the

@@ -13,13 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/agent/weft_agent.h"
-#include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/callback/builtin_call.h"
-#include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
 
 namespace py = pybind11;
@@ -159,12 +156,7 @@ std::pair<bool, py::object> callBuiltin(const WorkerInfo& to, const std::string&
   {
     const CallSite site;
     const py::gil_scoped_release no_gil;
-    const ScopedInlineWaiter waiter;
-    const CallRange range;
-    const auto future = send(to, encodeBuiltin(op, stack), timeout);
-    awaitAnswer(*future);
-    future->waitAndThrow();
-    value = valueOf(*future);
+    value = valueOf(*answerTo([&] { return send(to, encodeBuiltin(op, stack), timeout); }));
   }
   return {true, torch::jit::toPyObject(std::move(value))};
 }

@@ -16,15 +16,12 @@
 #include <tuple>
 #include <vector>
 
-#include "rpc_backend/agent/answer_wait.h"
 #include "rpc_backend/agent/weft_agent.h"
-#include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/python/held_exception.h"
 #include "rpc_backend/serve/callback/sender_scope.h"
-#include "rpc_backend/trace/call_range.h"
 #include "rpc_backend/trace/call_recorder.h"
 
 namespace py = pybind11;
@@ -89,12 +86,9 @@ py::object callPython(const WorkerInfo& to, std::string pickled, std::vector<at:
                       float timeout, bool async_execution) {
   const CallSite site;
   const py::gil_scoped_release no_gil;
-  const ScopedInlineWaiter waiter;
-  const CallRange range;
-  const auto future = send(to, std::move(pickled), std::move(tensors), timeout, async_execution);
-  awaitAnswer(*future);
-  future->waitAndThrow();
-  return withValue(*future->constValue().toCustomClass<Message>(), to.id_,
+  const auto answer = answerTo(
+      [&] { return send(to, std::move(pickled), std::move(tensors), timeout, async_execution); });
+  return withValue(*answer->constValue().toCustomClass<Message>(), to.id_,
                    [](py::object value) { return value; });
 }
 

@@ -13,13 +13,11 @@
 #include <string>
 #include <utility>
 
-#include "rpc_backend/agent/answer_wait.h"
-#include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/python/answer_value.h"
 #include "rpc_backend/python/bindings.h"
 #include "rpc_backend/serve/error_text.h"
 #include "rpc_backend/serve/sendable.h"
-#include "rpc_backend/trace/call_range.h"
+#include "rpc_backend/trace/call_recorder.h"
 
 namespace py = pybind11;
 
@@ -94,6 +92,7 @@ std::shared_ptr<PythonFutureWrapper> startScript(const std::string& worker,
                                                  const std::string& function, const py::tuple& args,
                                                  const py::dict& keywords, float timeout,
                                                  bool async_execution) {
+  const CallSite site;
   const py::gil_scoped_release no_gil;
   ScriptFunctionCall call = toCall(worker, function, args, keywords, timeout, async_execution);
   // torch's own has the range that the profiler shows.
@@ -112,14 +111,10 @@ py::object callScript(const std::string& worker, const std::string& function, co
                       const py::dict& keywords, float timeout, bool async_execution) {
   at::IValue value;
   {
+    const CallSite site;
     const py::gil_scoped_release no_gil;
     ScriptFunctionCall call = toCall(worker, function, args, keywords, timeout, async_execution);
-    const ScopedInlineWaiter waiter;
-    const CallRange range;
-    const auto answer = send(call);
-    awaitAnswer(*answer);
-    answer->waitAndThrow();
-    value = read(*answer, call.describe());
+    value = read(*answerTo([&] { return send(call); }), call.describe());
   }
   return torch::jit::toPyObject(std::move(value));
 }
