@@ -1,5 +1,8 @@
 // The small parts: addresses, keys, interfaces, heartbeats, states.
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -8,6 +11,7 @@
 #include "transport/base/log.h"
 #include "transport/io/address.h"
 #include "transport/io/interface.h"
+#include "transport/io/stream.h"
 #include "transport/peer/peer_state.h"
 #include "transport/session/heartbeat.h"
 
@@ -52,6 +56,53 @@ TEST(Address, RefusesWhatIsNone) {
 TEST(HostIdentity, IsThereAndStable) {
   EXPECT_GT(hostIdentity().size(), 36U);
   EXPECT_EQ(hostIdentity(), hostIdentity());
+}
+
+// No descriptor may take the place of one before it that was lost: then a tensor would get the
+// bytes of another one's file.
+TEST(SocketStream, BehindALostDescriptorAllAreLost) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  SocketStream reader(UniqueFd(ends[0]), "unix");
+  SocketStream writer(UniqueFd(ends[1]), "unix");
+  reader.acceptFds();
+  char byte = 0;
+  iovec one{&byte, 1};
+  const auto sendFd = [&] {
+    const int fd = writer.pollFd();
+    EXPECT_EQ(writer.write({&one, 1}, {&fd, 1}).count, 1U);
+    EXPECT_EQ(reader.read({&one, 1}).count, 1U);
+  };
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
+  const rlimit none{0, old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  sendFd();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
+  sendFd();
+  EXPECT_TRUE(reader.takeFd().lost);
+  sendFd();
+  const Stream::ReceivedFd next = reader.takeFd();
+  EXPECT_TRUE(next.lost);
+  EXPECT_FALSE(next.fd.valid());
+}
+
+TEST(SocketStream, ADescriptorThatDidNotFitIsSaidToBeLost) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  SocketStream reader(UniqueFd(ends[0]), "unix");
+  SocketStream writer(UniqueFd(ends[1]), "unix");
+  reader.acceptFds();
+  char byte = 0;
+  iovec one{&byte, 1};
+  const std::vector<int> most(kMaxFds, writer.pollFd());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(writer.write({&one, 1}, most).count, 1U);
+    EXPECT_EQ(reader.read({&one, 1}).count, 1U);
+  }
+  for (std::size_t i = 0; i < 2 * kMaxFds; ++i)
+    EXPECT_TRUE(reader.takeFd().fd.valid());
+  EXPECT_TRUE(reader.takeFd().lost);
 }
 
 class KeyFile {

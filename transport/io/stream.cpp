@@ -18,7 +18,7 @@ union Control {
 };
 
 // A frame's descriptors are taken before the next frame is read: more than this wait only when a
-// peer sends some that no frame asks for.
+// peer sends some that no frame asks for. Those beyond are lost.
 constexpr std::size_t kMaxWaiting = 2 * kMaxFds;
 
 }  // namespace
@@ -56,7 +56,8 @@ void SocketStream::keepFds(msghdr& message) {
       int fd = -1;
       std::memcpy(&fd, reinterpret_cast<const char*>(part) + at, sizeof(int));
       UniqueFd one(fd);
-      if (received_.size() < kMaxWaiting) received_.push_back(std::move(one));
+      lost_ = lost_ || received_.size() == kMaxWaiting;
+      if (!lost_) received_.push_back(std::move(one));
     }
   }
   // The missing descriptors are the last ones.
@@ -64,7 +65,7 @@ void SocketStream::keepFds(msghdr& message) {
 }
 
 Stream::ReceivedFd SocketStream::takeFd() {
-  if (received_.empty()) return {UniqueFd(), std::exchange(lost_, false)};
+  if (received_.empty()) return {UniqueFd(), lost_};
   ReceivedFd oldest{std::move(received_.front()), false};
   received_.pop_front();
   return oldest;

@@ -68,7 +68,9 @@ class Stream {
   // The next descriptor that came with bytes read so far, once; on the thread that reads.
   struct ReceivedFd {
     UniqueFd fd;
-    bool lost = false;  // one came, but this process could not take it (too many are open)
+    // It, or one before it, came when this process could not take it (too many are open). All
+    // behind it are lost, too, because none of them says which one it is.
+    bool lost = false;
   };
   virtual ReceivedFd takeFd() { return {}; }
 
@@ -103,7 +105,7 @@ class SocketStream final : public Stream {
   int wake_at_ = 1;  // as the system was told
   // The reading thread's: descriptors that came and wait to be taken, oldest first.
   std::deque<UniqueFd> received_;
-  bool lost_ = false;  // more came behind them
+  bool lost_ = false;  // what came behind them, and whatever comes
 };
 
 }  // namespace weft::transport
