@@ -2,6 +2,7 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/transport/between.h"
 #include "tests/transport/late_bytes.h"
 #include "tests/transport/payload.h"
 #include "tests/transport/proxy.h"
@@ -60,6 +61,29 @@ std::size_t untilBulkConnection(Endpoint& from, std::int32_t to) {
     return statsOf(from).bulk_bytes_sent > before;
   }));
   return sent;
+}
+
+class SlowNetwork : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Bulk, SlowNetwork, ::testing::Values(false, true));
+
+// A record of a megabyte takes longer than a peer may be silent.
+TEST_P(SlowNetwork, ALargeMessageThatComesSlowlyIsNoSilence) {
+  Between between(Via::kTcp, [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(50);
+    options.peer_timeout = options.reconnect_timeout = milliseconds(400);
+    options.bulk.enabled = GetParam();
+    options.bulk.threshold = kThreshold;
+  });
+  expectOk(between.a->send(1, textMessage("connect")));
+  const std::size_t sent = 1 + (GetParam() ? untilBulkConnection(*between.a, 1) : 0);
+  ASSERT_TRUE(between.second.waitForMessages(sent));
+  for (Proxy* way : {between.to_a.get(), between.to_b.get()})
+    way->slowDown(kMiB);
+  expectOk(between.a->send(1, sealed({randomBuffer(2 * kMiB, 7)})));
+  ASSERT_TRUE(between.second.waitForMessages(sent + 1));
+  EXPECT_TRUE(isWhole(between.second.messages().back()));
+  EXPECT_EQ(statsOf(*between.a).reconnects, 0U);
+  between.expectNobodyLost();
 }
 
 TEST(BulkConnection, LargeMessagesUseItBothWaysAndKeepTheirOrder) {

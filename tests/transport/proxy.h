@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <list>
@@ -118,6 +119,8 @@ class Proxy {
     return memory_[0].size() + memory_[1].size();
   }
 
+  // From now on each direction of a connection carries so many bytes a second.
+  void slowDown(std::uint64_t bytes_per_second) { rate_ = bytes_per_second; }
   // What the connections there are carry from now on never arrives. New ones are not affected.
   void swallow() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -199,13 +202,16 @@ class Proxy {
     const int in = connection.sides[from].get();
     const int out = connection.sides[1 - from].get();
     constexpr std::size_t kPiece = std::size_t{64} << 10;
+    constexpr std::size_t kSlowPiece = std::size_t{8} << 10;
     std::vector<char> bytes(2 * kPiece);  // a part of a piece may come twice
     std::size_t carried_bytes = 0;
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     while (true) {
       // A descriptor goes on with the first byte of a write: not with the handshake's.
       const std::size_t handshake_left = kHandshakeBytes - std::min(kHandshakeBytes, carried_bytes);
-      iovec part{bytes.data(), handshake_left > 0 ? handshake_left : kPiece};
+      const std::uint64_t rate = rate_;
+      const std::size_t piece = rate > 0 ? kSlowPiece : kPiece;
+      iovec part{bytes.data(), handshake_left > 0 ? handshake_left : piece};
       msghdr message{};
       message.msg_iov = &part;
       message.msg_iovlen = 1;
@@ -237,6 +243,8 @@ class Proxy {
         memory_[from].append(bytes.data(), whole);
       }
       carried_bytes += whole;
+      if (rate > 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(whole * 1'000'000 / rate));
       if (!sendAll(out, bytes.data(), whole, message)) break;
       if (cut) {
         ++breaks_;
@@ -298,6 +306,7 @@ class Proxy {
   std::list<Connection> connections_;
   std::vector<std::thread> pumps_;
   std::atomic<bool> swallow_new_{false};
+  std::atomic<std::uint64_t> rate_{0};
   std::atomic<int> breaks_{0};
   std::atomic<std::uint64_t> break_every_{0};
   std::atomic<std::int64_t> left_{0};

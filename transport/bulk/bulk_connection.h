@@ -66,6 +66,10 @@ class BulkConnection : public std::enable_shared_from_this<BulkConnection> {
   void read(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals = nullptr);
   // Whether the half has arrived. If not, on_arrived is called when it has.
   bool arrived() { return reader_.arrived(); }
+  // Reads what has come, of which the system may not tell yet (Stream::wakeAt).
+  void readNow() { post(&BulkConnection::readSome); }
+  // As Stream's.
+  std::uint64_t bytesCame() const noexcept { return stream_->bytesCame(); }
   // Nothing waits to be written.
   bool written() const noexcept { return writer_.written(); }
   // Ends it: when this returns nobody reads into or writes from anything it was given.

@@ -57,6 +57,11 @@ class BulkPath final : public BulkHandler {
   void adopt(std::shared_ptr<Stream> stream, const std::weak_ptr<void>& owner);
   // Whether nothing waits to be written.
   bool written() const noexcept { return bulk_ == nullptr || bulk_->written(); }
+  // As BulkConnection's; 0: there is none.
+  std::uint64_t bytesCame() const noexcept { return bulk_ == nullptr ? 0 : bulk_->bytesCame(); }
+  void readNow() const {
+    if (bulk_ != nullptr) bulk_->readNow();
+  }
   // Makes no other bulk connection, because this one brought nothing for long.
   void disable() noexcept { attempts_ = Attempts::kOver; }
 

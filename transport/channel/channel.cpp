@@ -224,9 +224,10 @@ void Channel::beat(Time now, std::chrono::nanoseconds late) {
   using Verdict = Heartbeat::Verdict;
   const auto look = [&](std::chrono::nanoseconds lost) {
     return heartbeat_->tick(now, lost, outbox_.stats().bytes_sent,
-                            bytes_received_.load(std::memory_order_relaxed) +
-                                bulk_.counts().received.load(std::memory_order_relaxed));
+                            link_->stream().bytesCame() + bulk_.bytesCame());
   };
+  // So that the next look counts what comes slowly.
+  if (link_->waiting()) bulk_.readNow();
   Verdict verdict = look(late);
   if (verdict == Verdict::kSend) return sendHeartbeat();
   if (verdict == Verdict::kFine) return;

@@ -117,7 +117,7 @@ class Channel {
   std::optional<Heartbeat> heartbeat_;
   std::optional<Time> connected_at_;
   bool work_is_posted_ = false;  // workLater() was called, and its pause is not over
-  std::atomic<std::uint64_t> bytes_received_{0};  // through the link; a sign of life
+  std::atomic<std::uint64_t> bytes_received_{0};  // through the link
 };
 
 }  // namespace weft::transport

@@ -4,6 +4,7 @@
 // Threads and failure are Stream's. Ownership: it shares the stream below.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -16,6 +17,7 @@ class LayeredStream : public Stream {
   void finishWriting() override { below_->finishWriting(); }
   void breakOff() override { below_->breakOff(); }
   int pollFd() const override { return below_->pollFd(); }
+  std::uint64_t bytesCame() const noexcept override { return below_->bytesCame(); }
   const char* transportName() const override { return below_->transportName(); }
 
  protected:

@@ -42,7 +42,10 @@ IoResult SocketStream::read(std::span<iovec> into) {
     }
     const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got >= 0 && accepts_fds_) keepFds(message);
-    if (got > 0) return {static_cast<std::size_t>(got), 0, false};
+    if (got > 0) {
+      bytes_came_.store(bytesCame() + static_cast<std::uint64_t>(got), std::memory_order_relaxed);
+      return {static_cast<std::size_t>(got), 0, false};
+    }
     if (got == 0) return {0, 0, true};
     if (errno != EINTR) return {0, errno, false};
   }

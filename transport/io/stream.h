@@ -9,6 +9,7 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -74,6 +75,10 @@ class Stream {
   };
   virtual ReceivedFd takeFd() { return {}; }
 
+  // The bytes that have come from the socket so far, also those that no read() has handed out yet
+  // because their record is not whole: the peer's signs of life. Any thread.
+  virtual std::uint64_t bytesCame() const noexcept { return 0; }
+
   virtual const char* transportName() const = 0;  // "tcp" or "unix"
 };
 
@@ -93,6 +98,9 @@ class SocketStream final : public Stream {
   void wakeAt(std::size_t bytes) override;
   void acceptFds() override { accepts_fds_ = is_unix_; }
   ReceivedFd takeFd() override;
+  std::uint64_t bytesCame() const noexcept override {
+    return bytes_came_.load(std::memory_order_relaxed);
+  }
   const char* transportName() const override { return name_; }
 
  private:
@@ -101,6 +109,7 @@ class SocketStream final : public Stream {
   UniqueFd fd_;
   const char* name_;
   const bool is_unix_;
+  std::atomic<std::uint64_t> bytes_came_{0};  // written by the reading thread
   bool accepts_fds_ = false;
   int wake_at_ = 1;  // as the system was told
   // The reading thread's: descriptors that came and wait to be taken, oldest first.
