@@ -2,6 +2,7 @@
 #include <fcntl.h>
 
 #include <cstring>
+#include <future>
 #include <optional>
 #include <stdexcept>
 
@@ -80,6 +81,23 @@ TEST_P(Admission, FalseClaimsAreRefusedAndCounted) {
   EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kKey), 1U);
   EXPECT_EQ(endpoint->stats().refusedBy(RefusalCause::kGroup), 1U);
   EXPECT_EQ(recorder.messageCount(), 0U);
+}
+
+// It has sent frames, and nobody here knows them any more.
+TEST_P(Admission, ASessionThatWasRemovedIsNotContinued) {
+  open();
+  RawClient first(*endpoint);
+  ASSERT_TRUE(first.join(peer(), 0, "worker0"));
+  first.send(frameOf("hello", 1));
+  ASSERT_TRUE(recorder.waitForMessages(1));
+  endpoint->removePeer(1);
+  std::promise<void> removed;
+  endpoint->runAfter(milliseconds(0), [&] { removed.set_value(); });
+  removed.get_future().wait();
+  RawClient second(*endpoint);
+  second.claim = {first.claim.own, first.peer_claim.own, 0, 2};
+  EXPECT_FALSE(second.join(peer(), 0, "worker0"));
+  EXPECT_EQ(second.refusal, RefusalCode::kStale);
 }
 
 TEST_P(Admission, AnotherVersionIsRefusedWithOurs) {

@@ -265,6 +265,7 @@ void Peer::failSilent(Heartbeat::Time now) {
 }
 
 void Peer::closeGracefully() {
+  session_.leave();
   switch (state()) {
     case PeerState::kIdle:
       return closeNow();

@@ -84,8 +84,10 @@ Error PeerSession::notReconnected() const {
                                      " within " + seconds(reconnectTime()) + last);
 }
 
+void PeerSession::leave() { context_.sessions.forget(peer_.rank, session_.own()); }
+
 void PeerSession::end() {
-  context_.sessions.forget(peer_.rank, session_.own());
+  leave();
   stopDialling();
 }
 

@@ -67,7 +67,10 @@ class PeerSession {
   std::chrono::milliseconds reconnectTime() const;
   // The error of a peer that was not reconnected within that time.
   Error notReconnected() const;
-  // Ends the session: the next one with this rank gets another number.
+  // The next session with this rank gets another number: nobody who dials continues this one, since
+  // another peer may have the rank here before it ends.
+  void leave();
+  // Ends the session, too.
   void end();
 
  private:
