@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "tests/transport/recorder.h"
 #include "transport/auth/handshake_runner.h"
@@ -94,6 +95,25 @@ TEST_F(Exceptions, ALinkEndsAndSaysWhy) {
   EXPECT_EQ(end.problem.code(), ErrorCode::kSystem);
   EXPECT_NE(end.problem.text().find("bad_alloc"), std::string::npos) << end.problem.text();
   onLoop([&] { link.reset(); });
+}
+
+// The channel reads by itself, too: on a tick, and before it gives a link up.
+TEST_F(Exceptions, ALinkThatIsReadFromOutsideEndsAsWell) {
+  const Limits limits;
+  NoMessages sink;
+  std::atomic<std::uint64_t> received{0};
+  std::unique_ptr<Link> link;
+  onLoop([&] {
+    for (void (*const read)(Link&) :
+         {+[](Link& one) { one.readSome(); }, +[](Link& one) { one.drain(); }}) {
+      std::optional<LinkEnd> ended;
+      link = std::make_unique<Link>(*loop, stream, limits, FrameHandlers{sink}, 0, received,
+                                    Link::Events{[&](const LinkEnd& end) { ended = end; }, [] {}});
+      EXPECT_NO_THROW(read(*link));
+      EXPECT_TRUE(ended && ended->kind == LinkEnd::Kind::kGivenUp);
+      link.reset();
+    }
+  });
 }
 
 // Reads nothing, however readable it is.

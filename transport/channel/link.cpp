@@ -28,7 +28,7 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
       again_(loop,
              [this] {
                guarded([&] {
-                 if (reads()) readSome();
+                 if (reads()) readTurn();
                });
              }),
       bytes_received_(bytes_received) {
@@ -43,7 +43,7 @@ void Link::onReady(Poll::Ready ready) {
     drain();
     end({LinkEnd::Kind::kBroken, ready.error == EBADF ? ECONNRESET : ready.error, Error::ok()});
   } else if (ready.readable && reads()) {
-    readSome();
+    readTurn();
   }
 }
 
@@ -82,6 +82,12 @@ bool Link::after(Error problem) {
 }
 
 bool Link::readSome() {
+  bool read = false;
+  guarded([&] { read = readTurn(); });
+  return read;
+}
+
+bool Link::readTurn() {
   std::uint64_t read = 0;
   for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && reads(); ++i) {
     std::array<iovec, kMaxEntries> entries;

@@ -62,6 +62,7 @@ class Link {
  private:
   bool reads() const noexcept { return events_.on_end != nullptr && !reader_.waiting(); }
   void onReady(Poll::Ready ready);
+  bool readTurn();  // may throw
   template <typename Step>
   void guarded(Step step);
   bool after(Error problem);
