@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <deque>
+#include <thread>
 
 #include "tests/transport/late_bytes.h"
 #include "tests/transport/recorder.h"
@@ -429,6 +430,31 @@ TEST_F(OutboxTest, WhatOthersWillWriteIsThereBeforeItIsQueued) {
   outbox.attach(stream);
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kDrained);
   EXPECT_EQ(stream->written.substr(kLateFront), std::string(1000, 'x'));
+}
+
+// Others may take the room while the bytes of this one come.
+TEST_F(OutboxTest, WhoWaitsForRoomTwiceWaitsNoLonger) {
+  constexpr milliseconds kWait(1000);
+  limits.max_queued_bytes = 3000;
+  outbox.attach(stream);
+  const OutFrame sized = frame(std::string(2000, 'x'));
+  stream->script = {{0, EAGAIN, false}, {sized.size(), 0, false}, {0, EAGAIN, false}};
+  expectOk(outbox.send(frame(std::string(2000, 'x')), {}));
+  expectOk(outbox.send(frame(std::string(100, 'x')), {}));
+  const auto bytes = lateBytes();
+  bytes->before_wait = [&] {
+    if (bytes->waits == 1) expectOk(outbox.send(frame(std::string(2500, 'x')), {}));
+  };
+  std::thread other([&] {
+    std::this_thread::sleep_for(kWait * 7 / 10);
+    EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBlocked);
+    EXPECT_TRUE(outbox.acked(1));
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(outbox.send(late(bytes), kWait).code(), ErrorCode::kTimeout);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kWait * 3 / 2);
+  EXPECT_EQ(bytes->filled(), Filling::kAll);
+  other.join();
 }
 
 TEST_F(OutboxTest, AStreamThatBreaksWhileBytesComeGetsThemAllAgain) {

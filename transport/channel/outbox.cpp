@@ -59,9 +59,10 @@ void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64
 // for its bytes, unless this one may write it.
 Error Outbox::awaitTurn(std::unique_lock<std::mutex>& lock, OutFrame& frame,
                         std::optional<std::chrono::milliseconds> patience) {
+  std::optional<Deadline> until;
   while (true) {
     if (patience) {
-      if (Error error = limit_.await(lock, frame.size(), *patience)) return error;
+      if (Error error = limit_.await(lock, frame.size(), *patience, until)) return error;
     }
     if (mayWrite() || frame.filling() == nullptr) return Error::ok();
     lock.unlock();

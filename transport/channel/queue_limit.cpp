@@ -20,12 +20,13 @@ bool QueueLimit::hasRoom(std::uint64_t size) const noexcept {
 }
 
 Error QueueLimit::await(std::unique_lock<std::mutex>& lock, std::uint64_t size,
-                        std::chrono::milliseconds patience) {
+                        std::chrono::milliseconds patience, std::optional<Deadline>& until) {
   if (hasRoom(size)) return Error::ok();
+  if (!until) until = deadlineAfter(patience);
   Waited waited = Waited::kLate;
   if (patience.count() > 0) {
     ++waiting_;
-    waited = waitInterruptibly(room_, lock, deadlineAfter(patience), [&] { return hasRoom(size); });
+    waited = waitInterruptibly(room_, lock, *until, [&] { return hasRoom(size); });
     --waiting_;
   }
   if (waited == Waited::kDone) return Error::ok();

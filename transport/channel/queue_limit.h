@@ -9,8 +9,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "transport/base/deadline.h"
 #include "transport/base/error.h"
 #include "transport/channel/frame_queue.h"
 #include "transport/options.h"
@@ -23,9 +25,10 @@ class QueueLimit {
   QueueLimit(const Limits& limits, const FrameQueue& queue, const std::string& peer)
       : limits_(limits), queue_(queue), peer_(peer) {}
 
-  // Waits for room for so many bytes, at most `patience`. kTimeout, or kInterrupted by Ctrl-C.
+  // Waits for room for so many bytes, at most `patience` from the first call on with the same
+  // `until`, which is empty at first. kTimeout, or kInterrupted by Ctrl-C.
   Error await(std::unique_lock<std::mutex>& lock, std::uint64_t size,
-              std::chrono::milliseconds patience);
+              std::chrono::milliseconds patience, std::optional<Deadline>& until);
   // For a thread that cannot wait: whether this frame would be one too many. Senders that wait
   // cannot queue so many, so most of them are answers to a peer that keeps asking and reads
   // nothing.
