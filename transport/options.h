@@ -59,7 +59,7 @@ struct BulkOptions {
 
 struct EndpointOptions {
   std::string group_id;   // any text; all members must give the same
-  std::string name;       // 1..128 bytes
+  std::string name;       // 1..128 bytes, no control character
   std::int32_t rank = 0;  // >= 0
   AuthKey key;            // shared by the group
   // By TLS 1.3, with a key made from `key`, or with certificates if there are any. If one end

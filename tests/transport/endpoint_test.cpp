@@ -320,6 +320,10 @@ TEST(Endpoint, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(code([](EndpointOptions& o) { o.name = std::string(128, 'n'); }), ErrorCode::kOk);
   EXPECT_EQ(code([](EndpointOptions& o) { o.name = std::string(129, 'n'); }),
             ErrorCode::kInvalidArgument);
+  // As the hello's parser: no peer could read it.
+  EXPECT_EQ(code([](EndpointOptions& o) { o.name = "two\nlines"; }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code([](EndpointOptions& o) { o.name = "\x7f"; }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code([](EndpointOptions& o) { o.name = "\u0085 \u00e4"; }), ErrorCode::kOk);
   EXPECT_EQ(code([](EndpointOptions& o) { o.rank = -1; }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code([](EndpointOptions& o) { o.key = AuthKey(); }), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code([](EndpointOptions& o) { o.listen_address = "0.0.0.0"; }),

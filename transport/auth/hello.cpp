@@ -1,7 +1,6 @@
 #include "transport/auth/hello.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstring>
 
 #include "transport/base/bytes.h"
@@ -60,6 +59,15 @@ HelloBytes encodeHello(const Hello& hello) {
   return bytes;
 }
 
+// Whatever the locale: both ends judge alike.
+bool isWorkerName(std::string_view name) noexcept {
+  const auto isControl = [](char one) {
+    const auto code = static_cast<unsigned char>(one);
+    return code < 0x20 || code == 0x7f;
+  };
+  return !name.empty() && name.size() <= Hello::kMaxName && std::ranges::none_of(name, isControl);
+}
+
 std::optional<Hello> decodeHello(std::span<const std::byte, Hello::kBytes> bytes,
                                  RefusalCode& refusal) {
   const std::byte* in = bytes.data();
@@ -78,15 +86,14 @@ std::optional<Hello> decodeHello(std::span<const std::byte, Hello::kBytes> bytes
   }
   hello.role = static_cast<HelloRole>(role);
   const auto length = loadLittle<std::uint8_t>(in + kNameLengthAt);
-  if (length == 0 || length > Hello::kMaxName) return std::nullopt;
-  const auto* name = reinterpret_cast<const char*>(in + kNameAt);
-  // Exactly one encoding per hello: no zero inside the name, only zeros behind it.
-  for (std::size_t i = 0; i < Hello::kMaxName; ++i) {
-    if ((name[i] == '\0') != (i >= length)) return std::nullopt;
-    // Logs show it before anything is proved.
-    if (i < length && std::iscntrl(static_cast<unsigned char>(name[i])) != 0) return std::nullopt;
+  const std::string_view room(reinterpret_cast<const char*>(in + kNameAt), Hello::kMaxName);
+  hello.name = room.substr(0, length);
+  // Exactly one encoding per hello: only zeros behind the name.
+  const std::string_view behind = room.substr(hello.name.size());
+  if (length > Hello::kMaxName || !isWorkerName(hello.name) ||
+      behind.find_first_not_of('\0') != std::string_view::npos) {
+    return std::nullopt;
   }
-  hello.name.assign(name, length);
   hello.rank = static_cast<std::int32_t>(loadLittle<std::uint32_t>(in + kRankAt));
   hello.target_rank = static_cast<std::int32_t>(loadLittle<std::uint32_t>(in + kTargetRankAt));
   if (hello.rank < 0 || hello.target_rank < 0) return std::nullopt;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "transport/auth/digest.h"
 #include "transport/auth/encryption.h"
@@ -26,7 +27,7 @@ struct Hello {
 
   std::uint16_t version = kProtocolVersion;
   HelloRole role = HelloRole::kDialler;
-  std::string name;               // 1..128 bytes, no zero byte
+  std::string name;               // isWorkerName()
   std::int32_t rank = -1;         // of the sender, >= 0
   std::int32_t target_rank = -1;  // of the receiver it expects, >= 0
   EncryptionTerms encryption;
@@ -35,6 +36,9 @@ struct Hello {
   Nonce nonce{};
   Digest target_name{};  // SHA-256 of the expected receiver's name
 };
+
+// 1 to 128 bytes, no control character: logs show names before anything is proved.
+bool isWorkerName(std::string_view name) noexcept;
 
 using HelloBytes = std::array<std::byte, Hello::kBytes>;
 

@@ -56,12 +56,9 @@ Result<std::shared_ptr<const TlsContext>> openTls(const EndpointOptions& options
 }  // namespace
 
 Error checkName(const std::string& name) {
-  if (name.empty() || name.size() > Hello::kMaxName || name.find('\0') != std::string::npos) {
-    return invalidArgument(
-        "a worker's name must have 1 to 128 bytes, none of them zero; this one has " +
-        std::to_string(name.size()));
-  }
-  return Error::ok();
+  if (isWorkerName(name)) return Error::ok();
+  return invalidArgument(
+      "a worker's name must have 1 to 128 bytes, no control character among them");
 }
 
 Result<Identity> makeIdentity(const EndpointOptions& options) {
