@@ -31,7 +31,7 @@ TEST(BlockAllocator, GivesTheLowestRangeThatFits) {
   EXPECT_EQ(allocator.take(1), 0U);
   EXPECT_EQ(allocator.take(4097), 4096U);
   EXPECT_EQ(allocator.take(4096), 3U * 4096);
-  allocator.give(0, 1);
+  allocator.give(0);
   EXPECT_EQ(allocator.take(4097), 4U * 4096);  // not into the hole of one unit
   EXPECT_EQ(allocator.take(4096), 0U);
   EXPECT_EQ(allocator.take(0), std::nullopt);
@@ -50,7 +50,7 @@ TEST(BlockAllocator, RandomTakingAndGivingNeverOverlapsAndLosesNothing) {
       if (!taken.empty() && random() % 5 < 2) {
         const auto victim =
             std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
-        allocator.give(victim->first, victim->second);
+        allocator.give(victim->first);
         taken.erase(victim);
       } else {
         const std::uint64_t size = 1 + random() % (random() % 4 == 0 ? 200'000 : 9000);

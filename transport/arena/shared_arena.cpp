@@ -66,6 +66,7 @@ SharedArena::SharedArena(UniqueFd fd, std::byte* base, const ArenaOffer& offer)
       handed_over_(std::make_unique<std::atomic<bool>[]>(offer.slot_count)),
       pool_(dataPart(fd_.get(), base, offer)),
       free_slots_(offer.slot_count) {
+  in_use_.reserve(offer.slot_count);  // a block that was taken finds room
   std::iota(free_slots_.rbegin(), free_slots_.rend(), 0U);
 }
 

@@ -1,6 +1,7 @@
 #include "transport/memory/block_allocator.h"
 
 #include <iterator>
+#include <utility>
 
 #include "transport/base/check.h"
 #include "transport/base/round_up.h"
@@ -16,34 +17,31 @@ std::optional<std::uint64_t> BlockAllocator::take(std::uint64_t size) {
   for (auto range = free_.begin(); range != free_.end(); ++range) {
     const auto [offset, bytes] = *range;
     if (bytes < wanted) continue;
-    const auto after = free_.erase(range);
-    if (bytes > wanted) free_.emplace_hint(after, offset + wanted, bytes - wanted);
+    if (bytes > wanted) free_.emplace(offset + wanted, bytes - wanted);
+    auto block = free_.extract(range);
+    block.mapped() = wanted;
+    used_.insert(std::move(block));
     free_bytes_ -= wanted;
     return offset;
   }
   return std::nullopt;
 }
 
-void BlockAllocator::give(std::uint64_t offset, std::uint64_t size) {
-  std::uint64_t bytes = roundUp(size, kUnit);
-  free_bytes_ += bytes;
-  const auto next = free_.lower_bound(offset);
-  WEFT_CHECK(next == free_.end() || next->first >= offset + bytes, "a block is given back once");
-  if (next != free_.begin()) {
-    const auto before = std::prev(next);
-    const std::uint64_t end = before->first + before->second;
-    WEFT_CHECK(end <= offset, "a block is given back once");
-    if (end == offset) {
-      offset = before->first;
-      bytes += before->second;
-      free_.erase(before);
-    }
+void BlockAllocator::give(std::uint64_t offset) noexcept {
+  auto block = used_.extract(offset);
+  WEFT_CHECK(!block.empty(), "a block is given back once");
+  free_bytes_ += block.mapped();
+  auto behind = free_.lower_bound(offset);
+  if (behind != free_.end() && behind->first == offset + block.mapped()) {
+    block.mapped() += behind->second;
+    behind = free_.erase(behind);
   }
-  if (next != free_.end() && next->first == offset + bytes) {
-    bytes += next->second;
-    free_.erase(next);
+  const auto before = behind == free_.begin() ? free_.end() : std::prev(behind);
+  if (before != free_.end() && before->first + before->second == offset) {
+    before->second += block.mapped();
+  } else {
+    free_.insert(std::move(block));
   }
-  free_.emplace(offset, bytes);
 }
 
 }  // namespace weft::transport

@@ -17,8 +17,8 @@ class BlockAllocator {
 
   // The offset of a free range of `size` bytes (rounded up), now in use; none: no such range.
   std::optional<std::uint64_t> take(std::uint64_t size);
-  // Exactly what take() gave, once.
-  void give(std::uint64_t offset, std::uint64_t size);
+  // What take() gave, once. Needs no memory.
+  void give(std::uint64_t offset) noexcept;
 
   std::uint64_t freeBytes() const noexcept { return free_bytes_; }
   // Calls `visit` with the number of each piece of `chunk` bytes that is free as a whole, from the
@@ -36,7 +36,9 @@ class BlockAllocator {
   }
 
  private:
-  std::map<std::uint64_t, std::uint64_t> free_;  // offset -> size; no two touch
+  using Ranges = std::map<std::uint64_t, std::uint64_t>;  // offset -> size
+  Ranges free_;                                           // no two touch
+  Ranges used_;
   std::uint64_t free_bytes_ = 0;
 };
 

@@ -90,7 +90,7 @@ bool WarmPool::obtain(std::uint64_t chunk, std::uint64_t end) {
 
 void WarmPool::giveRange(std::uint64_t offset, std::uint64_t size) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  allocator_.give(offset, size);
+  allocator_.give(offset);
   used_bytes_ -= size;
   trimLocked(used_bytes_ + memory_.most_idle, memory_.bytes);
 }
