@@ -21,10 +21,9 @@ std::size_t FrameReader::prepare(std::span<iovec> out) {
   if (state_ == State::kHeader && longHeader()) {
     out[count++] = {header_store_.data() + header_filled_, head_.header_bytes - header_filled_};
   } else if (fillsBuffers()) {
-    std::uint64_t covered = 0;
-    count = body_.targets(out.first(out.size() - 1), covered);
+    count = body_.targets(out.first(out.size() - 1));
     // If buffers are left over, the bytes that follow are theirs, not the next frame's.
-    if (covered < body_.left()) return count;
+    if (bytesOf(out.first(count)) < body_.left()) return count;
   }
   out[count++] = {receive_.get() + end_, kReceiveBytes - end_};
   return count;
@@ -36,8 +35,7 @@ Error FrameReader::commit(std::size_t count) {
     header_filled_ += taken;
     count -= taken;
   } else if (fillsBuffers()) {
-    const std::size_t taken =
-        static_cast<std::size_t>(std::min<std::uint64_t>(count, body_.left()));
+    const std::size_t taken = std::min<std::uint64_t>(count, body_.left());
     body_.advance(taken);
     count -= taken;
   }

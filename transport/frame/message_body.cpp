@@ -1,7 +1,6 @@
 #include "transport/frame/message_body.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "transport/frame/frame.h"
 
@@ -12,19 +11,20 @@ void MessageBody::begin(std::vector<OwnedBuffer> buffers, const BufferTable& tab
   discards_ = false;
   buffers_ = std::move(buffers);
   arrivals_ = std::move(arrivals);
-  unread_ = table.sizes();
-  for (const BufferTable::Placed& placed : table.placed())
-    unread_[placed.buffer] = 0;
   left_ = table.inlineBytes();
-  index_ = 0;
-  filled_ = 0;
-  skipFull();
+  places_.clear();
+  for (std::size_t i = 0; i < buffers_.size(); ++i)
+    places_.push_back({buffers_[i].data, static_cast<std::size_t>(table.sizes()[i])});
+  for (const BufferTable::Placed& placed : table.placed())
+    places_[placed.buffer].iov_len = 0;
+  to_come_ = IovecCursor(places_);
 }
 
 void MessageBody::beginDiscard(std::uint64_t unread_bytes) {
   discards_ = true;
   buffers_.clear();
   arrivals_.reset();
+  to_come_ = IovecCursor();
   left_ = unread_bytes;
 }
 
@@ -36,65 +36,35 @@ std::vector<iovec> MessageBody::splitForBulk() {
     if (share > 0) into.push_back({nullptr, static_cast<std::size_t>(share)});
     return into;
   }
-  for (std::size_t i = unread_.size(); share > 0; --i) {
-    std::uint64_t& here = unread_[i - 1];
-    const std::uint64_t part = std::min(here, share);
-    here -= part;
+  for (auto place = places_.rbegin(); share > 0; ++place) {
+    const std::size_t part = std::min<std::uint64_t>(place->iov_len, share);
+    place->iov_len -= part;
     share -= part;
-    if (part > 0) into.push_back({buffers_[i - 1].data + here, static_cast<std::size_t>(part)});
+    if (part > 0) into.push_back({static_cast<std::byte*>(place->iov_base) + place->iov_len, part});
   }
   std::reverse(into.begin(), into.end());
-  skipFull();
+  to_come_ = IovecCursor(places_);
   return into;
 }
 
-std::size_t MessageBody::targets(std::span<iovec> out, std::uint64_t& covered) const {
-  std::size_t used = 0;
-  std::uint64_t offset = filled_;
-  for (std::size_t i = index_; i < buffers_.size() && used < out.size(); ++i) {
-    if (unread_[i] > offset) {
-      out[used++] = {buffers_[i].data + offset, static_cast<std::size_t>(unread_[i] - offset)};
-      covered += unread_[i] - offset;
-    }
-    offset = 0;
-  }
-  return used;
-}
-
-void MessageBody::advance(std::uint64_t count) {
+void MessageBody::advance(std::size_t count) {
   left_ -= count;
-  while (!discards_ && count > 0) {
-    const std::uint64_t room = unread_[index_] - filled_;
-    if (arrivals_ != nullptr) {
-      arrivals_->onBytes(buffers_[index_].data + filled_,
-                         static_cast<std::size_t>(std::min(count, room)));
-    }
-    if (count < room) {
-      filled_ += count;
-      return;
-    }
-    count -= room;
-    ++index_;
-    filled_ = 0;
-    skipFull();
+  if (discards_) return;
+  while (arrivals_ != nullptr && count > 0) {
+    const iovec next = to_come_.next();
+    const std::size_t some = std::min(count, next.iov_len);
+    arrivals_->onBytes(static_cast<const std::byte*>(next.iov_base), some);
+    to_come_.skip(some);
+    count -= some;
   }
+  to_come_.skip(count);
 }
 
 void MessageBody::copyFrom(std::span<const std::byte>& input) {
-  while (left_ > 0 && !input.empty()) {
-    std::size_t some = static_cast<std::size_t>(std::min<std::uint64_t>(input.size(), left_));
-    if (!discards_) {
-      some = static_cast<std::size_t>(std::min<std::uint64_t>(some, unread_[index_] - filled_));
-      std::memcpy(buffers_[index_].data + filled_, input.data(), some);
-    }
-    advance(some);
-    input = input.subspan(some);
-  }
-}
-
-void MessageBody::skipFull() {
-  while (index_ < unread_.size() && unread_[index_] == 0)
-    ++index_;
+  const auto bytes = input.first(std::min<std::uint64_t>(input.size(), left_));
+  input = input.subspan(bytes.size());
+  if (!discards_) IovecCursor(to_come_).fillFrom(bytes);
+  advance(bytes.size());
 }
 
 }  // namespace weft::transport

@@ -16,6 +16,7 @@
 #include "transport/base/arrivals.h"
 #include "transport/base/buffer.h"
 #include "transport/frame/buffer_table.h"
+#include "transport/io/iovec_cursor.h"
 
 namespace weft::transport {
 
@@ -35,11 +36,10 @@ class MessageBody {
   // Bytes that have not come over the link.
   std::uint64_t left() const noexcept { return left_; }
   bool discards() const noexcept { return discards_; }
-  // Where the next bytes go, in order; returns the entries used. `covered`: how many bytes these
-  // are.
-  std::size_t targets(std::span<iovec> out, std::uint64_t& covered) const;
+  // Where the next bytes go, in order; returns the entries used.
+  std::size_t targets(std::span<iovec> out) const { return to_come_.first(to_come_.left(), out); }
   // So many bytes were put there.
-  void advance(std::uint64_t count);
+  void advance(std::size_t count);
   // Takes bytes from the front of `input`, as many as it needs.
   void copyFrom(std::span<const std::byte>& input);
   std::vector<OwnedBuffer> take() noexcept {
@@ -49,14 +49,11 @@ class MessageBody {
   const std::shared_ptr<Arrivals>& arrivals() const noexcept { return arrivals_; }
 
  private:
-  void skipFull();
-
   bool discards_ = false;
   std::vector<OwnedBuffer> buffers_;
   std::shared_ptr<Arrivals> arrivals_;
-  std::vector<std::uint64_t> unread_;  // for each buffer, how many bytes come over the link
-  std::size_t index_ = 0;              // the buffer that is being filled
-  std::uint64_t filled_ = 0;           // its bytes that have come
+  std::vector<iovec> places_;  // of each buffer, what comes over the link
+  IovecCursor to_come_;        // of them
   std::uint64_t left_ = 0;
 };
 
