@@ -126,7 +126,7 @@ void hearKeys(FuzzInput& input) {
     require(error == 0 || (result.count == 0 && result.error == error));
     if (result.error != EAGAIN) error = result.error;
     read += result.count;
-    require(error == (keys > 32 ? EBADMSG : 0));
+    require(error == (keys > 32 ? EPROTO : 0));
     require(error != 0 || read == written);
   }
 }

@@ -248,11 +248,11 @@ TEST(TlsStream, KeysOnEndAreABrokenConnection) {
   EXPECT_EQ(got.size(), 1U);
   stranger.takeKeys(1);
   stranger.write(1);
-  EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
+  EXPECT_EQ(readAll(stranger.acceptor, got), EPROTO);
   EXPECT_TRUE(got.empty());
   EXPECT_NE(stranger.accepts->problem().text().find("TLS messages without data"),
             std::string::npos);
-  EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
+  EXPECT_EQ(readAll(stranger.acceptor, got), EPROTO);
 }
 
 TEST(TlsStream, AFewBytesBetweenThemDoNotExcuseKeysOnEnd) {
@@ -262,7 +262,7 @@ TEST(TlsStream, AFewBytesBetweenThemDoNotExcuseKeysOnEnd) {
     stranger.write(1);
   }
   Bytes got;
-  EXPECT_EQ(readAll(stranger.acceptor, got), EBADMSG);
+  EXPECT_EQ(readAll(stranger.acceptor, got), EPROTO);
   EXPECT_LE(got.size(), 32U);
 }
 

@@ -58,7 +58,7 @@ std::optional<HandshakeRunner::Ending> HandshakeRunner::readSome(int poll_error)
     const IoResult result = stream_->read(std::span(&into, 1));
     if (result.error == EAGAIN && poll_error != 0) return Ending{Kind::kBroken, poll_error};
     if (result.error == EAGAIN) return std::nullopt;
-    if (tls_ != nullptr && result.error == EBADMSG) {
+    if (tls_ != nullptr && (result.error == EBADMSG || result.error == EPROTO)) {
       tls_problem_ = tls_->problem();
       return Ending{Kind::kTlsFailed};
     }

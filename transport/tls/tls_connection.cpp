@@ -196,7 +196,7 @@ int TlsConnection::read(std::byte* into, std::size_t room, std::size_t& count) {
   bio_.setWrites(true);
   if (controls_ > kMostControls) {
     problem_ = {ErrorCode::kConnectFailed, "too many TLS messages without data"};
-    return EBADMSG;
+    return EPROTO;
   }
   if (why == SSL_ERROR_NONE) {
     bytes_since_ += count;
@@ -207,9 +207,11 @@ int TlsConnection::read(std::byte* into, std::size_t room, std::size_t& count) {
     return 0;
   }
   if (why == SSL_ERROR_WANT_READ) return EAGAIN;
-  explain(ERR_GET_REASON(::ERR_peek_error()));
+  const int reason = ERR_GET_REASON(::ERR_peek_error());
+  explain(reason);
   if (bio_.ended()) return ENODATA;
-  return bio_.readError() != 0 ? bio_.readError() : EBADMSG;
+  if (bio_.readError() != 0) return bio_.readError();
+  return reason >= SSL_AD_REASON_OFFSET ? EPROTO : EBADMSG;  // the peer's alert is no damage
 }
 
 // Within SSL_read_ex, which goes on by itself until data come. Where the peer has ended the stream

@@ -73,7 +73,8 @@ class TlsConnection {
 
   // The reading thread; a turn of reads begins with bio().beginRead(). `count` bytes of at most one
   // record are in `into`, or it returns errno. EAGAIN: no record is whole. ENODATA: the stream has
-  // ended. EBADMSG: bytes are not as they were written, or of no use.
+  // ended. EBADMSG: bytes are not as they were written. EPROTO: the peer broke the connection off,
+  // or what it sends is of no use.
   int read(std::byte* into, std::size_t room, std::size_t& count);
   // The writing thread. Makes one record, of at most kRecord bytes, which bio() has to send. False:
   // it cannot be made, nor any other.

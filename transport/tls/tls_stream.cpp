@@ -38,7 +38,7 @@ IoResult TlsStream::read(std::span<iovec> into) {
     count += some;
   }
   holds_bytes_ = error == 0;
-  if (error == EBADMSG) return {0, EBADMSG, false};
+  if (error == EBADMSG || error == EPROTO) return {0, error, false};
   if (count > 0) return {count, 0, false};
   return error == ENODATA ? IoResult{0, 0, true} : IoResult{0, error, false};
 }
@@ -52,7 +52,7 @@ void TlsStream::wakeAt(std::size_t bytes) {
 IoResult TlsStream::write(std::span<iovec> from, std::span<const int> fds) {
   if (!fds.empty()) return {0, EOPNOTSUPP, false};
   if (records_.empty()) seal(from);
-  if (broken_) return {0, EBADMSG, false};
+  if (broken_) return {0, ENOMEM, false};
   if (records_.empty()) return {};
   TlsBio& output = connection_->bio();
   if (const int error = output.flush(); error != 0 && error != EAGAIN) return {0, error, false};
