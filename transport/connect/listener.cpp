@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kAcceptsPerTurn = 64;
 constexpr std::chrono::milliseconds kRetry{100};
+constexpr std::chrono::minutes kWarnEvery{1};
 
 }  // namespace
 
@@ -53,6 +54,9 @@ void Listener::acceptSome() {
 void Listener::tryAgainSoon(const std::string& why) {
   poll_.want(false, false);
   retry_.start(kRetry);
+  const auto now = EventLoop::Clock::now();
+  if (now < warn_again_at_) return;
+  warn_again_at_ = now + kWarnEvery;
   log(LogLevel::kWarning, "cannot accept a connection (" + why + "); trying again shortly");
 }
 

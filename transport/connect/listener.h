@@ -2,8 +2,8 @@
 //
 // Threads: the endpoint's loop thread. Ownership: owns the listening socket; the callback owns the
 // accepted ones. Failure: a connection for which the system has no descriptor gets the spare one.
-// If that is in use, or without memory, connections stay in the backlog; the log says so, and the
-// listener tries again shortly.
+// If that is in use, or without memory, connections stay in the backlog; the log says so, once
+// a minute, and the listener tries again shortly.
 #pragma once
 
 #include <functional>
@@ -11,6 +11,7 @@
 
 #include "transport/base/os/unique_fd.h"
 #include "transport/connect/endpoint_context.h"
+#include "transport/io/event_loop.h"
 #include "transport/io/poll.h"
 #include "transport/io/timer.h"
 
@@ -35,6 +36,7 @@ class Listener {
   const Accepted accepted_;
   Poll poll_;
   Timer retry_;
+  EventLoop::Clock::time_point warn_again_at_{};
 };
 
 }  // namespace weft::transport
