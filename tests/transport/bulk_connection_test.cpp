@@ -1,5 +1,6 @@
 // Large messages over two connections: real sockets, whole and broken ones.
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "tests/transport/between.h"
@@ -505,6 +506,50 @@ TEST(LaneLiars, HalfAMessageOverALaneThatIsNotThereEndsTheLink) {
   link.send(splitFrame(kMiB));
   ASSERT_TRUE(target.recorder.waitForLosses(1));
   EXPECT_EQ(target.recorder.losses()[0].reason.code(), ErrorCode::kProtocol);
+}
+
+// Keeps the endpoint's bulk thread, once.
+struct HoldsBulkThread final : Arrivals {
+  explicit HoldsBulkThread(std::shared_future<void> until) : go(std::move(until)) {}
+  void onBytes(const std::byte*, std::size_t) noexcept override {
+    if (!endpoint->onLoopThread() && !entered.exchange(true)) go.wait();
+  }
+  Endpoint* endpoint = nullptr;
+  std::atomic<bool> entered{false};
+  const std::shared_future<void> go;
+};
+
+// The bulk thread has not heard that a connection was cut, and a thread that sends still holds it.
+TEST(BulkConnection, AnEndpointClosesWhileAThreadHoldsAConnection) {
+  std::promise<void> go;
+  std::promise<void> let_go;
+  const auto arrivals = std::make_shared<HoldsBulkThread>(go.get_future().share());
+  Pair pair(
+      Via::kTcp,
+      [](EndpointOptions& options) {
+        withBulkConnection(options);
+        options.peer_timeout = options.reconnect_timeout = kPatience;
+      },
+      [&](Recorder& first, Recorder&) { first.listen = [&] { return arrivals; }; });
+  arrivals->endpoint = pair.a.get();
+  untilBulkConnection(*pair.a, 1);
+  ASSERT_TRUE(eventually([&] { return statsOf(*pair.a).queued_bytes == 0; }));
+  expectOk(pair.b->send(0, sealed({randomBuffer(kMiB, 1)})));
+  ASSERT_TRUE(eventually([&] { return arrivals->entered.load(); }));
+  std::atomic<bool> holds{false};
+  Message message = sealed({randomBuffer(2 * kThreshold, 2)});
+  message.until_written = std::shared_ptr<void>(&holds, [&](void*) {
+    holds = true;
+    let_go.get_future().wait();
+  });
+  std::thread sender([&] { expectOk(pair.a->send(1, std::move(message))); });
+  ASSERT_TRUE(eventually([&] { return holds.load(); }));
+  auto closing = std::async(std::launch::async, [&] { pair.a->close(milliseconds(0)); });
+  EXPECT_EQ(closing.wait_for(milliseconds(300)), std::future_status::timeout);
+  go.set_value();
+  EXPECT_EQ(closing.wait_for(kPatience), std::future_status::ready);
+  let_go.set_value();
+  sender.join();
 }
 
 }  // namespace

@@ -283,7 +283,14 @@ void EndpointImpl::close(milliseconds linger) {
   loop_->post([this, linger] { beginClose(linger); });
   all_finished_.get_future().wait();
   loop_->stop();
-  if (bulk_loop_ != nullptr) bulk_loop_->stop();
+  if (bulk_loop_ != nullptr) {
+    // What the bulk connections have posted ends their watches. A thread that sends may still hold
+    // one of them, which would keep its watch beyond the loop.
+    std::promise<void> all_cut;
+    bulk_loop_->post([&] { all_cut.set_value(); });
+    all_cut.get_future().wait();
+    bulk_loop_->stop();
+  }
   phase_.store(Phase::kClosed);
 }
 
