@@ -144,9 +144,9 @@ TEST_F(OutboxTest, ABrokenStreamIsReportedByTheLoopNotTheCaller) {
   EXPECT_EQ(outbox.flush(broken), Outbox::Flushed::kBroken);
   EXPECT_EQ(broken, EPIPE);
   outbox.shut({ErrorCode::kPeerLost, "gone"});
-  const std::vector<OutFrame> unsent = outbox.takeUnsent().value();
+  const FrameQueue::Frames unsent = outbox.takeUnsent().value();
   ASSERT_EQ(unsent.size(), 1U);
-  EXPECT_EQ(textOf(unsent[0].header()), "lost");
+  EXPECT_EQ(textOf(unsent.front().header()), "lost");
   EXPECT_EQ(outbox.send(frame("late"), {}).text(), "gone");
 }
 
@@ -374,9 +374,9 @@ TEST_F(OutboxTest, WhenTheStreamBrokeWhatWasNotAcknowledgedCountsAsUnsent) {
   EXPECT_TRUE(outbox.acked(1));
   outbox.detach();
   outbox.shut({ErrorCode::kPeerLost, "gone"});
-  const std::vector<OutFrame> unsent = outbox.takeUnsent().value();
+  const FrameQueue::Frames unsent = outbox.takeUnsent().value();
   ASSERT_EQ(unsent.size(), 1U);
-  EXPECT_EQ(textOf(unsent[0].header()), "two");
+  EXPECT_EQ(textOf(unsent.front().header()), "two");
 }
 
 // A message of 1000 bytes that come 100 at a time.

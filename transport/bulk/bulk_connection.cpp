@@ -48,7 +48,10 @@ void BulkConnection::cut() {
 }
 
 void BulkConnection::post(void (BulkConnection::*step)()) {
-  loop_.post([self = shared_from_this(), step] { self->guarded(step); });
+  // Without memory for it the step is never done: the peer finds the connection broken, and the
+  // link is given up.
+  if (thrownBy([&] { loop_.post([self = shared_from_this(), step] { self->guarded(step); }); }))
+    stream_->breakOff();
 }
 
 // --- the bulk thread ---

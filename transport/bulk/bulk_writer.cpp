@@ -18,11 +18,12 @@ void BulkWriter::push(std::vector<OwnedBuffer> half, std::shared_ptr<const Filli
   std::uint64_t bytes = 0;
   for (const OwnedBuffer& buffer : half)
     bytes += buffer.size;
-  unwritten_.fetch_add(bytes);
   const std::lock_guard<std::mutex> lock(push_mutex_);
+  pushed_.insert(pushed_.end(), std::make_move_iterator(half.begin()),
+                 std::make_move_iterator(half.end()));
   if (filling != nullptr) pushed_unfilled_ = {std::move(filling), before, bytes_pushed_};
   bytes_pushed_ += bytes;
-  std::move(half.begin(), half.end(), std::back_inserter(pushed_));
+  unwritten_.fetch_add(bytes);
 }
 
 bool BulkWriter::noteDue() {

@@ -24,7 +24,7 @@ class BulkWriter {
   // `sent` counts bytes.
   BulkWriter(Stream& stream, std::atomic<std::uint64_t>& sent) : stream_(stream), sent_(sent) {}
 
-  // Queues a half, as BulkConnection::push().
+  // Queues a half, as BulkConnection::push(). Nothing changes if it throws.
   void push(std::vector<OwnedBuffer> half, std::shared_ptr<const Filling> filling,
             std::uint64_t before);
   // writeSome() is due. False: it was due before, and has not begun.

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <span>
 
+#include "transport/base/thrown.h"
+
 namespace weft::transport {
 
 namespace {
@@ -26,7 +28,13 @@ std::uint64_t writeNow(OutFrame& frame, Stream& stream, BulkConnection* bulk) {
     std::array<iovec, kIovMax> entries;
     const std::size_t used = frame.gather(entries);
     IoResult result{0, EAGAIN, false};
-    if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
+    const auto write = [&] {
+      if (used > 0) result = stream.write(std::span(entries).first(used), frame.fdsToSend());
+    };
+    if (thrownBy(write)) {
+      stream.breakOff();  // what was written is unknown: the next stream gets it again
+      break;
+    }
     if (result.error == EAGAIN && frame.filling() != nullptr) {
       awaitBytes(frame, bulk);
       continue;

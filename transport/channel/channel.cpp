@@ -6,6 +6,7 @@
 #include "transport/base/log.h"
 #include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
+#include "transport/base/thrown.h"
 
 namespace weft::transport {
 namespace {
@@ -45,6 +46,14 @@ std::string Channel::connectedFor() const {
 // --- any thread ---
 
 Error Channel::send(Message message, std::chrono::milliseconds wait) {
+  Error error;
+  const auto thrown = thrownBy([&] { error = sendOne(std::move(message), wait); });
+  if (!thrown) return error;
+  return {ErrorCode::kSystem, resourceExhausted("cannot send to " + describe() +
+                                                ": it could not be queued here (" + *thrown + ")")};
+}
+
+Error Channel::sendOne(Message message, std::chrono::milliseconds wait) {
   // The loop thread serves every peer: it neither copies for one nor waits for room.
   const bool in_loop = context_.loop.inLoop();
   ArenaPlacement placement = in_loop ? ArenaPlacement() : shared_memory_.place(message);
@@ -81,7 +90,10 @@ void Channel::fillIn(PeerStats& stats) const {
 }
 
 void Channel::postWork() {
-  context_.loop.post([owner = owner_.shared_from_this()] { owner->onWorkAvailable(); });
+  const auto thrown = thrownBy([&] {
+    context_.loop.post([owner = owner_.shared_from_this()] { owner->onWorkAvailable(); });
+  });
+  if (thrown) work_was_missed_.store(true);
 }
 
 // --- links, one after the other ---
@@ -118,7 +130,8 @@ void Channel::dropLink() {
   shared_memory_.detach();
   bulk_.detach();
   // Destroyed later, because one of its own functions may be running.
-  context_.loop.post([link = std::exchange(link_, nullptr)]() mutable { link.reset(); });
+  retired_ = std::move(link_);
+  context_.loop.post([this, owner = owner_.shared_from_this()] { retired_.reset(); });
 }
 
 void Channel::onLinkEnd(const LinkEnd& end) {

@@ -87,6 +87,11 @@ class Channel {
   // While connected, now and then: heartbeats, acks, idle memory. `late`: how late the tick is.
   void tick(Time now, std::chrono::nanoseconds late);
 
+  // Calls ChannelOwner::onWorkAvailable() later. Any thread.
+  void postWork();
+  // Whether that could not be posted, and is due now; once.
+  bool workWasMissed() noexcept { return work_was_missed_.exchange(false); }
+
   Outbox& outbox() noexcept { return outbox_; }
   BulkPath& bulk() noexcept { return bulk_; }
   // The heartbeat of the last link.
@@ -95,7 +100,7 @@ class Channel {
   std::string connectedFor() const;
 
  private:
-  void postWork();  // any thread
+  Error sendOne(Message message, std::chrono::milliseconds wait);
   void dropLink();
   void onLinkEnd(const LinkEnd& end);
   void onDamaged();
@@ -114,6 +119,8 @@ class Channel {
   BulkPath bulk_;
   Inbox inbox_;
   std::shared_ptr<Link> link_;
+  std::shared_ptr<Link> retired_;  // the one before, until none of its functions can be running
+  std::atomic<bool> work_was_missed_{false};  // there was no memory to post it
   std::optional<Heartbeat> heartbeat_;
   std::optional<Time> connected_at_;
   bool work_is_posted_ = false;  // workLater() was called, and its pause is not over

@@ -1,40 +1,40 @@
 #include "transport/channel/frame_queue.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
+
+#include "transport/base/thrown.h"
 
 namespace weft::transport {
 namespace {
 
-// Makes a frame ready for another stream, without exported memory, which the peer may be unable to
-// map. True: it had some.
-bool rewound(OutFrame& frame) {
-  frame.rewind();
-  return frame.bringInline(OutFrame::Inline::kExported);
+bool broughtInline(OutFrame& frame, OutFrame::Inline what) {
+  bool had_some = false;
+  static_cast<void>(thrownBy([&] { had_some = frame.bringInline(what); }));
+  return had_some;
 }
 
 }  // namespace
 
-void FrameQueue::push(OutFrame frame) {
-  unwritten_bytes_ += unwritten(frame);
-  queue_.push_back(std::move(frame));
+void FrameQueue::push(Frames one) {
+  unwritten_bytes_ += unwritten(one.front());
+  queue_.splice(queue_.end(), one);
 }
 
-void FrameQueue::pushFront(OutFrame frame) {
-  unwritten_bytes_ += unwritten(frame);
-  queue_.push_front(std::move(frame));
+void FrameQueue::pushFront(Frames one) {
+  unwritten_bytes_ += unwritten(one.front());
+  queue_.splice(queue_.begin(), one);
 }
 
-bool FrameQueue::requeue(OutFrame frame, bool inlined) {
-  const bool exported = rewound(frame);
-  if (inlined) frame.bringInline(OutFrame::Inline::kAll);
+bool FrameQueue::requeue(Frames one, OutFrame::Inline what) {
+  OutFrame& frame = one.front();
+  frame.rewind();
+  const bool had_some = broughtInline(frame, what);
   unwritten_bytes_ += frame.size();
-  const auto place = std::find_if(queue_.begin(), queue_.end(), [&](const OutFrame& other) {
-    return other.sequence() >= frame.sequence();
-  });
-  queue_.insert(place, std::move(frame));
-  return exported;
+  const auto place = std::ranges::find_if(
+      queue_, [&](const OutFrame& other) { return other.sequence() >= frame.sequence(); });
+  queue_.splice(place, one);
+  return had_some;
 }
 
 FrameQueue::Gathered FrameQueue::gather(std::span<iovec> out) const {
@@ -60,44 +60,42 @@ void FrameQueue::written(std::uint64_t bytes, Released& released) {
     const bool data = frame.kind() == FrameKind::kData;
     if (data) sent_ = std::max(sent_, frame.sequence());
     if (data && mustKeep(frame)) {
-      if (auto last = frame.takeUntilWritten()) released.owners.push_back(std::move(last));
-      keep(std::move(frame));
+      if (frame.untilWritten()) released.owners.push_back(std::move(frame.untilWritten()));
+      keep(queue_);
     } else {
-      released.frames.push_back(std::move(frame));
+      released.frames.splice(released.frames.end(), queue_, queue_.begin());
     }
-    queue_.pop_front();
   }
 }
 
-std::shared_ptr<void> FrameQueue::writtenWhole(OutFrame& frame) {
+std::shared_ptr<void> FrameQueue::writtenWhole(Frames& one) {
+  OutFrame& frame = one.front();
   sent_ = std::max(sent_, frame.sequence());
   if (!mustKeep(frame)) return nullptr;
+  keep(one);
   // A half that is still with the bulk connection has its owners there.
-  std::shared_ptr<void> last = frame.takeUntilWritten();
-  keep(std::move(frame));
-  return last;
+  return std::move(frame.untilWritten());
 }
 
-void FrameQueue::keep(OutFrame frame) {
-  unacked_bytes_ += frame.size();
-  unacked_.push_back(std::move(frame));
+void FrameQueue::keep(Frames& from) {
+  unacked_bytes_ += from.front().size();
+  unacked_.splice(unacked_.end(), from, from.begin());
 }
 
 void FrameQueue::acknowledge(std::uint64_t sequence) {
   acked_ = std::max(acked_, sequence);
   while (!unacked_.empty() && unacked_.front().sequence() <= sequence) {
     unacked_bytes_ -= unacked_.front().size();
-    release(std::move(unacked_.front()));
-    unacked_.pop_front();
+    release(unacked_);
   }
 }
 
 // Freeing what an application made may take long, and take the application's locks, so a thread
 // that sends does it, not the loop thread. Frames that own nothing are destroyed at once.
-void FrameQueue::release(OutFrame frame) {
-  if (!frame.ownsBuffers()) return;
-  wanted_ = wanted_ || frame.wantedBack();
-  acknowledged_.push_back(std::move(frame));
+void FrameQueue::release(Frames& from) {
+  if (!from.front().ownsBuffers()) return from.pop_front();
+  wanted_ = wanted_ || from.front().wantedBack();
+  acknowledged_.splice(acknowledged_.end(), from, from.begin());
 }
 
 FrameQueue::Frames FrameQueue::takeAcknowledged() noexcept {
@@ -105,27 +103,23 @@ FrameQueue::Frames FrameQueue::takeAcknowledged() noexcept {
   return std::exchange(acknowledged_, {});
 }
 
-void FrameQueue::takeAcknowledged(std::span<OutFrame> out) {
-  for (std::size_t i = 0; i < out.size() && !acknowledged_.empty(); ++i) {
-    out[i] = std::move(acknowledged_.back());
-    acknowledged_.pop_back();
-  }
+FrameQueue::Frames FrameQueue::takeAcknowledged(std::size_t most) noexcept {
+  Frames taken;
+  while (taken.size() < most && !acknowledged_.empty())
+    taken.splice(taken.end(), acknowledged_, acknowledged_.begin());
+  return taken;
 }
 
-bool FrameQueue::rewind() {
+void FrameQueue::rewind() {
   // Control frames were about the former stream.
   std::erase_if(queue_, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
-  queue_.insert(queue_.begin(), std::make_move_iterator(unacked_.begin()),
-                std::make_move_iterator(unacked_.end()));
-  unacked_.clear();
+  queue_.splice(queue_.begin(), unacked_);
   unacked_bytes_ = 0;
   unwritten_bytes_ = 0;
-  bool exported = false;
   for (OutFrame& frame : queue_) {
-    exported = rewound(frame) || exported;
+    frame.rewind();
     unwritten_bytes_ += frame.size();
   }
-  return exported;
 }
 
 void FrameQueue::skipReceived(std::uint64_t received) {
@@ -134,32 +128,27 @@ void FrameQueue::skipReceived(std::uint64_t received) {
          queue_.front().sequence() <= received) {
     unwritten_bytes_ -= queue_.front().size();
     sent_ = std::max(sent_, queue_.front().sequence());
-    release(std::move(queue_.front()));
-    queue_.pop_front();
+    release(queue_);
   }
 }
 
-void FrameQueue::bringInline() {
+bool FrameQueue::bringInline(OutFrame::Inline what) {
+  bool had_some = false;
   unwritten_bytes_ = 0;
   for (OutFrame& frame : queue_) {
-    frame.bringInline(OutFrame::Inline::kAll);
+    had_some = broughtInline(frame, what) || had_some;
     unwritten_bytes_ += frame.size();
   }
+  return had_some;
 }
 
 FrameQueue::Frames FrameQueue::takeUnsent(Released& released) {
-  Frames unsent;
-  unsent.reserve(queue_.size());
-  for (OutFrame& frame : queue_) {
-    if (frame.kind() == FrameKind::kData) unsent.push_back(std::move(frame));
-  }
-  queue_.clear();
+  Frames unsent = std::exchange(queue_, {});
+  std::erase_if(unsent, [](const OutFrame& frame) { return frame.kind() != FrameKind::kData; });
   unwritten_bytes_ = 0;
-  std::move(unacked_.begin(), unacked_.end(), std::back_inserter(released.frames));
-  unacked_.clear();
+  released.frames.splice(released.frames.end(), unacked_);
   unacked_bytes_ = 0;
-  std::move(acknowledged_.begin(), acknowledged_.end(), std::back_inserter(released.frames));
-  acknowledged_.clear();
+  released.frames.splice(released.frames.end(), acknowledged_);
   return unsent;
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "transport/base/check.h"
+#include "transport/base/thrown.h"
 #include "transport/channel/caller_write.h"
 
 namespace weft::transport {
@@ -35,15 +36,16 @@ Error Outbox::refusal() const {
 std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
-  SendSequence::Stamp stamp = sequence_.next(frame);
   // Pushed in the order of the numbers, because the bulk connection's bytes do not say to which
   // frame they belong.
   const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
   if (split) {
-    stamp.flags |= FrameHead::kSplit;
     auto half = frame.split();
     bulk_->push(std::move(half), frame.filling(), frame.bulkBegin());
   }
+  // Nothing throws from here on: a number without its frame would end the session.
+  SendSequence::Stamp stamp = sequence_.next(frame);
+  if (split) stamp.flags |= FrameHead::kSplit;
   frame.seal(stamp.sequence, stamp.ack, stamp.flags);
   return split ? bulk_ : nullptr;
 }
@@ -71,9 +73,10 @@ Error Outbox::awaitTurn(std::unique_lock<std::mutex>& lock, OutFrame& frame,
   }
 }
 
-Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> patience) {
-  // Two at a time are more than are acknowledged for each message that is sent.
-  std::array<OutFrame, 2> released;  // destroyed after the lock
+Error Outbox::send(OutFrame content, std::optional<std::chrono::milliseconds> patience) {
+  FrameQueue::Frames released;  // destroyed after the lock
+  FrameQueue::Frames one;
+  OutFrame& frame = one.emplace_back(std::move(content));
   std::unique_lock<std::mutex> lock(mutex_);
   if (Error error = awaitTurn(lock, frame, patience)) return error;
   if (Error error = refusal()) return error;
@@ -81,11 +84,12 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   const std::shared_ptr<BulkConnection> bulk = number(frame);
   // A thread that sends buffers may destroy those of others, because it holds no lock that their
   // destructors need.
-  if (patience && frame.ownsBuffers()) queue_.takeAcknowledged(released);
+  // Two at a time are more than are acknowledged for each message that is sent.
+  if (patience && frame.ownsBuffers()) released = queue_.takeAcknowledged(2);
 
   if (!mayWrite()) {
     const bool first = mode_ == Mode::kWaiting && queue_.empty();
-    queue_.push(std::move(frame));
+    queue_.push(std::move(one));
     lock.unlock();
     if (bulk != nullptr) bulk->wake();
     if (first) on_work_available_();
@@ -100,22 +104,25 @@ Error Outbox::send(OutFrame frame, std::optional<std::chrono::milliseconds> pati
   const std::uint64_t written = writeNow(frame, *stream, bulk.get());
   lock.lock();
   bytes_sent_ += written;
-  const std::shared_ptr<void> last = afterCaller(frame, breaks);
+  const std::shared_ptr<void> last = afterCaller(one, breaks);
   const bool loop_needed = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
   if (loop_needed) on_work_available_();
   return Error::ok();
 }
 
-std::shared_ptr<void> Outbox::afterCaller(OutFrame& frame, std::uint32_t breaks) {
+std::shared_ptr<void> Outbox::afterCaller(FrameQueue::Frames& one, std::uint32_t breaks) {
+  const OutFrame& frame = one.front();
   std::shared_ptr<void> last;
   if (breaks != breaks_ && !queue_.isAcknowledged(frame)) {
     // The stream broke meanwhile: this message goes back among those for the next stream.
-    if (queue_.requeue(std::move(frame), inline_only_)) stopExporting();
+    using Inline = OutFrame::Inline;
+    if (queue_.requeue(std::move(one), inline_only_ ? Inline::kAll : Inline::kExported))
+      stopExporting();
   } else if (breaks == breaks_ && frame.left() > 0) {
-    queue_.pushFront(std::move(frame));
+    queue_.pushFront(std::move(one));
   } else {
-    last = queue_.writtenWhole(frame);
+    last = queue_.writtenWhole(one);
   }
   writer_ = mode_ != Mode::kUp || queue_.empty() ? Writer::kNone : Writer::kLoop;
   return last;
@@ -130,7 +137,7 @@ void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
   queue_.skipReceived(received);
   if (queue_.releaseNow()) released = queue_.takeAcknowledged();
   inline_only_ = std::string_view(stream_->transportName()) == "tcp";
-  if (inline_only_) queue_.bringInline();
+  if (inline_only_) queue_.bringInline(OutFrame::Inline::kAll);
   // A caller that still writes to the former stream comes first.
   if (writer_ != Writer::kCaller && !queue_.empty()) writer_ = Writer::kLoop;
   limit_.notify();
@@ -143,10 +150,20 @@ void Outbox::detach() {
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;
   if (writer_ == Writer::kLoop) writer_ = Writer::kNone;
-  if (queue_.rewind()) stopExporting();
+  queue_.rewind();
+  // The peer may be unable to map what it was sent.
+  if (queue_.bringInline(OutFrame::Inline::kExported)) stopExporting();
 }
 
 Outbox::Flushed Outbox::flush(int& error) {
+  Flushed flushed = Flushed::kBroken;
+  error = ENOMEM;
+  // What was written is unknown then: the next stream gets it again.
+  static_cast<void>(thrownBy([&] { flushed = flushSome(error); }));
+  return flushed;
+}
+
+Outbox::Flushed Outbox::flushSome(int& error) {
   FrameQueue::Released released;  // destroyed after the lock
   std::unique_lock<std::mutex> lock(mutex_);
   if (mode_ != Mode::kUp || writer_ == Writer::kCaller) return Flushed::kBusy;
@@ -174,13 +191,15 @@ Outbox::Flushed Outbox::flush(int& error) {
   return Flushed::kDrained;
 }
 
-bool Outbox::control(OutFrame frame) {
+bool Outbox::control(OutFrame content) {
+  FrameQueue::Frames one;
+  OutFrame& frame = one.emplace_back(std::move(content));
   const std::lock_guard<std::mutex> lock(mutex_);
   if (mode_ != Mode::kUp || said_goodbye_ || limit_.isOverrun(frame)) return false;
   said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
   if (said_goodbye_) limit_.lift();
   number(frame);
-  queue_.push(std::move(frame));
+  queue_.push(std::move(one));
   return true;
 }
 

@@ -9,7 +9,8 @@
 // stream breaks, what is not acknowledged is sent again, in order, over the next one (Session).
 //
 // Threads: send(), stats() and mayExport(): any; the rest: the loop thread.
-// Failure: send() returns it; flush() says that the stream broke.
+// Failure: send() returns it; flush() says that the stream broke. Where there is no memory send()
+// throws, and has taken nothing; control() likewise.
 #pragma once
 
 #include <atomic>
@@ -53,7 +54,7 @@ class Outbox {
   // `patience`; without one, for the loop thread, which must not wait, it takes the frame whatever
   // is queued. Also waits for bytes that are not there yet (Message::filling), and writes them as
   // they come if nothing else is being written.
-  Error send(OutFrame frame, std::optional<std::chrono::milliseconds> patience);
+  Error send(OutFrame content, std::optional<std::chrono::milliseconds> patience);
 
   // The peer is connected, and has received the frames up to `received`; those after it can be
   // written. Follow with flush().
@@ -78,7 +79,7 @@ class Outbox {
   // Queues a control frame behind everything else; follow with flush(). False: it is not connected,
   // has said goodbye, or the peer does not read.
   bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
-  bool control(OutFrame frame);
+  bool control(OutFrame content);
 
   // As SendSequence's.
   void setReceived(std::uint64_t sequence) noexcept { sequence_.setReceived(sequence); }
@@ -118,9 +119,10 @@ class Outbox {
   // Gives the frame its number, and half of it to the bulk connection if it is to be split. Returns
   // the bulk connection then, to be woken without the lock.
   std::shared_ptr<BulkConnection> number(OutFrame& frame);
-  // After a caller has written. Destroy what it leaves in `frame` and what it returns without the
+  // After a caller has written. Destroy what it leaves in `one` and what it returns without the
   // lock.
-  std::shared_ptr<void> afterCaller(OutFrame& frame, std::uint32_t breaks);
+  std::shared_ptr<void> afterCaller(FrameQueue::Frames& one, std::uint32_t breaks);
+  Flushed flushSome(int& error);  // without the lock; may throw
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
   const std::string peer_;

@@ -123,6 +123,8 @@ bool OutFrame::bringInline(Inline what) {
       long_table_.empty() ? front_.data() + FrameHead::kBytes : long_table_.data();
   const std::size_t count = message_.buffers.size();
   std::vector<std::byte> table(old, old + count * 8);
+  std::vector<OwnedBuffer> buffers = message_.buffers;
+  std::uint64_t brought = 0;
   for (const ArenaPlacement::Entry& entry : entries) {
     if (stays(entry)) {
       table.resize(table.size() + ArenaDescriptor::kBytes);
@@ -132,9 +134,11 @@ bool OutFrame::bringInline(Inline what) {
     std::byte* const at = table.data() + std::size_t{entry.buffer} * 8;
     const std::uint64_t size = loadLittle<std::uint64_t>(at) & kBufferLengthMask;
     storeLittle<std::uint64_t>(at, size);
-    message_.buffers[entry.buffer] = placement_.bytes(entry, size);
-    size_ += size;
+    buffers[entry.buffer] = placement_.bytes(entry, size);
+    brought += size;
   }
+  message_.buffers = std::move(buffers);
+  size_ += brought;
   putTable(std::move(table));
   placement_.keepToArena();
   if (what == Inline::kAll) placement_.takeBack();

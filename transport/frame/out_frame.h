@@ -38,7 +38,8 @@ class OutFrame {
   // Counts the frame as unwritten again: the whole frame will go over another stream.
   void rewind() noexcept;
   // Buffers that `what` names are written with the frame instead, because the stream's other end
-  // cannot see them where they are. Only while nothing is written. False: there are none.
+  // cannot see them where they are. Only while nothing is written. False: there are none. Nothing
+  // changes if it throws.
   enum class Inline : std::uint8_t { kExported, kAll };
   bool bringInline(Inline what);
 
@@ -55,7 +56,7 @@ class OutFrame {
   // Waits for more bytes; gather() includes them from then on.
   void awaitBytes();
   // What is only needed until the frame is written.
-  std::shared_ptr<void> takeUntilWritten() noexcept { return std::move(message_.until_written); }
+  std::shared_ptr<void>& untilWritten() noexcept { return message_.until_written; }
   std::uint64_t size() const noexcept { return size_; }
   // Bytes of buffers that are not in shared memory.
   std::uint64_t carried() const noexcept {

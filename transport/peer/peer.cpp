@@ -92,6 +92,7 @@ void Peer::onChannelEnd(ChannelEnd ended) {
 
 void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   channel_.outbox().tidy();  // acknowledged messages that no sending thread has released
+  if (channel_.workWasMissed()) onWorkAvailable();
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
   session_.postpone(late);
@@ -202,10 +203,12 @@ void Peer::reconnect(std::string how, Heartbeat::Time deadline, bool silent) {
   if (session_.reconnectTime().count() <= 0) return fail(peer_errors::broken(describe(), how));
   moveTo(PeerState::kReconnecting);
   session_.breakOff(std::move(how), silent, deadline);
-  channel_.detach();
-  // Later, because the peer's own dial may be what ended the link.
-  context_.loop.post(
-      [self = std::static_pointer_cast<Peer>(shared_from_this())] { self->redial(); });
+  failIfThrown([&] {
+    channel_.detach();
+    // Later, because the peer's own dial may be what ended the link.
+    context_.loop.post(
+        [self = std::static_pointer_cast<Peer>(shared_from_this())] { self->redial(); });
+  });
 }
 
 // Gives up the link for another one of the same session, with which adopt() is called next. False:
@@ -282,7 +285,7 @@ void Peer::closeGracefully() {
 
 void Peer::sayGoodbye() {
   moveTo(PeerState::kClosing);
-  channel_.sayGoodbye();
+  failIfThrown([&] { channel_.sayGoodbye(); });
 }
 
 void Peer::closeNow() { end(PeerState::kClosed, peer_errors::closedEarly(describe())); }
@@ -295,7 +298,7 @@ void Peer::end(PeerState how, Error reason) {
   session_.end();
   channel_.close(reason_);
   // Deferred: the handler is never called from within send() or another of its methods.
-  context_.loop.post([self = shared_from_this()] { self->onWorkAvailable(); });
+  channel_.postWork();
 }
 
 void Peer::notifyClosed() {
