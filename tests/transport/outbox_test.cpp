@@ -348,6 +348,14 @@ TEST_F(OutboxTest, ACallerThatWritesWhileTheStreamIsReplacedLosesNothing) {
   }
 }
 
+TEST_F(OutboxTest, AStreamThatBrokeIsLetGo) {
+  const std::weak_ptr<Stream> gone = stream;
+  outbox.attach(std::move(stream));
+  outbox.detach();
+  EXPECT_TRUE(gone.expired());
+  EXPECT_STREQ(outbox.stats().transport, "");
+}
+
 TEST_F(OutboxTest, WhatIsNotAcknowledgedTakesRoom) {
   limits.max_queued_bytes = 200;
   outbox.attach(stream);

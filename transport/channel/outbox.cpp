@@ -144,8 +144,10 @@ void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
 }
 
 void Outbox::detach() {
+  std::shared_ptr<Stream> gone;  // closed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   ++breaks_;
+  gone = std::move(stream_);
   bulk_.reset();
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;
