@@ -37,7 +37,8 @@ Error QueueLimit::await(std::unique_lock<std::mutex>& lock, std::uint64_t size,
   return {ErrorCode::kTimeout,
           resourceExhausted(what + " found no room for " + std::to_string(patience.count()) +
                             " ms: " + std::to_string(heldBytes()) +
-                            " bytes are queued to it, and it reads too slowly; send less at once")};
+                            " bytes are queued to it, and it reads too slowly or is not connected; "
+                            "send less at once")};
 }
 
 bool QueueLimit::isOverrun(const OutFrame& frame) const noexcept {
