@@ -140,7 +140,7 @@ enum class RefusalCause : std::uint8_t {
   kIdentity,  // wrong rank or name
   kVersion,
   kEncryption,   // one requires it and the other has it off, or only one has certificates
-  kCertificate,  // not for its name, or TLS failed
+  kCertificate,  // not valid here or there, or not for its name
   kTimeout,      // no whole handshake within handshake_timeout
   kOverload,     // cut off in handshake, to let newer ones in (Limits)
   kUser,         // another user of this host, on the Unix socket
