@@ -20,7 +20,8 @@ namespace weft::transport {
 struct Limits {
   std::size_t max_header_bytes = std::size_t{16} << 20;
   std::uint32_t max_buffers = 1U << 20;
-  std::uint64_t max_message_bytes = atMostHalf(std::uint64_t{64} << 30);  // of this machine's
+  std::uint64_t max_message_bytes =
+      atMostHalf(std::uint64_t{64} << 30);  // at most half of this machine's memory
   // A message beyond that is read past, and EndpointHandler::onTooLarge() told; else its sender is
   // cut off.
   bool skip_too_large = false;

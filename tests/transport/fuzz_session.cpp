@@ -278,7 +278,7 @@ class Run {
       streams_.push_back(stream);
     }
     who.stream = stream;
-    admission_.admitted(std::move(who));
+    admission_.onHandshakeDone(std::move(who));
   }
 
   void add() {

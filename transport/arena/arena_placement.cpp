@@ -28,7 +28,7 @@ bool ArenaPlacement::addExported(std::uint32_t buffer, const OwnedBuffer& bytes,
   return true;
 }
 
-void ArenaPlacement::keepToArena() noexcept {
+void ArenaPlacement::dropExported() noexcept {
   std::erase_if(entries_, [](const Entry& entry) { return entry.exported != nullptr; });
   fds_.clear();
 }

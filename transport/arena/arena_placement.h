@@ -43,10 +43,10 @@ class ArenaPlacement {
   // The descriptors to send with the frame, in the order in which the entries count them.
   const std::vector<int>& fds() const noexcept { return fds_; }
   // Forgets the exported buffers: their bytes will be written with the frame.
-  void keepToArena() noexcept;
+  void dropExported() noexcept;
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  // Whether frames name the arena's blocks.
-  bool inArena() const noexcept {
+  // Whether the frame names the memory of entries(), instead of carrying their bytes.
+  bool namesMemory() const noexcept {
     return arena_ != nullptr && (blocks_ == Blocks::kOurs || blocks_ == Blocks::kHandedOver);
   }
   // The frame that names the blocks is numbered: the receiver may take them from now on.

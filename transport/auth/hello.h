@@ -58,7 +58,7 @@ enum class RefusalCode : std::uint16_t {
   kCredentials = 11,      // one side has certificates, the other only the key
   kCertificateName = 12,  // the dialler's certificate is not for its name
 };
-inline constexpr std::size_t kRefusalCodes = 13;
+inline constexpr auto kRefusalCodes = static_cast<std::size_t>(RefusalCode::kCertificateName) + 1;
 
 // What it means to whoever is refused, and what to do.
 const char* explain(RefusalCode code) noexcept;

@@ -66,7 +66,11 @@ class BulkPath final : public BulkHandler {
   void disable() noexcept { attempts_ = Attempts::kOver; }
 
  private:
-  enum class Attempts : std::uint8_t { kAllowed, kWithNextLink, kOver };
+  enum class Attempts : std::uint8_t {
+    kAllowed,
+    kWithNextLink,  // one failed: messages go over this link alone
+    kOver,          // one broke a link, or brought nothing for long: never again
+  };
 
   Error readFromBulk(std::span<const iovec> into, std::shared_ptr<Arrivals> arrivals) override;
   bool bulkArrived() override { return bulk_ != nullptr && bulk_->arrived(); }

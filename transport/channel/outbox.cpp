@@ -33,7 +33,7 @@ Error Outbox::refusal() const {
           "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
 }
 
-std::shared_ptr<BulkConnection> Outbox::number(OutFrame& frame) {
+std::shared_ptr<BulkConnection> Outbox::commit(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
   // Pushed in the order of the numbers, because the bulk connection's bytes do not say to which
@@ -81,7 +81,7 @@ Error Outbox::send(OutFrame content, std::optional<std::chrono::milliseconds> pa
   if (Error error = awaitTurn(lock, frame, patience)) return error;
   if (Error error = refusal()) return error;
   if (!patience && limit_.isOverrun(frame)) return limit_.overrun();
-  const std::shared_ptr<BulkConnection> bulk = number(frame);
+  const std::shared_ptr<BulkConnection> bulk = commit(frame);
   // A thread that sends buffers may destroy those of others, because it holds no lock that their
   // destructors need.
   // Two at a time are more than are acknowledged for each message that is sent.
@@ -200,7 +200,7 @@ bool Outbox::control(OutFrame content) {
   if (mode_ != Mode::kUp || said_goodbye_ || limit_.isOverrun(frame)) return false;
   said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
   if (said_goodbye_) limit_.lift();
-  number(frame);
+  commit(frame);
   queue_.push(std::move(one));
   return true;
 }

@@ -116,9 +116,12 @@ class Outbox {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
   }
   Error refusal() const;
-  // Gives the frame its number, and half of it to the bulk connection if it is to be split. Returns
-  // the bulk connection then, to be woken without the lock.
-  std::shared_ptr<BulkConnection> number(OutFrame& frame);
+  // What a frame needs on its way into the order of frames: its memory inline, where the stream is
+  // TCP; its second half with the bulk connection, if it is to be split; its number, the ack that
+  // it carries and whether it asks for one; its head sealed, with which its blocks are the
+  // receiver's. Returns the bulk connection if the frame is split, to be woken without the lock.
+  // If it throws, the frame has no number, and nobody else has a part of it.
+  std::shared_ptr<BulkConnection> commit(OutFrame& frame);
   // After a caller has written. Destroy what it leaves in `one` and what it returns without the
   // lock.
   std::shared_ptr<void> afterCaller(FrameQueue::Frames& one, std::uint32_t breaks);

@@ -24,8 +24,8 @@ class RecordReader {
   // `seed`: the writer's.
   RecordReader(Stream& below, std::uint32_t seed) noexcept : below_(below), seed_(seed) {}
 
-  // As Stream::read(). A read that filled less than all of `into` is to be followed by one with the
-  // same places, from what it filled on.
+  // As Stream::read(). A read that filled less than all of `into`, the reader's "places", is to be
+  // followed by one with the same places, from what it filled on.
   IoResult read(std::span<iovec> into);
   // As Stream::holdsBytes().
   bool holdsBytes() const noexcept { return holds_bytes_; }
@@ -58,9 +58,11 @@ class RecordReader {
   State state_ = State::kHead;
   std::uint64_t records_ = 0;  // opened so far
   std::size_t length_ = 0;     // of the present record's payload; kVerified: of its rest
-  std::size_t in_place_ = 0;   // bytes of it that are in the places, and not counted yet
-  std::uint32_t found_ = 0;    // checksum of what came of it
-  bool holds_bytes_ = false;   // after the last read
+  // Bytes of it that are in the places already, and not counted as filled, because they are not
+  // checked yet.
+  std::size_t in_place_ = 0;
+  std::uint32_t found_ = 0;   // checksum of what came of it
+  bool holds_bytes_ = false;  // after the last read
 };
 
 }  // namespace weft::transport

@@ -46,7 +46,8 @@ class Acceptor {
   // Where the peer of a rank listens; "": that is not known.
   using AddressOf = std::function<std::string(std::int32_t rank)>;
 
-  // `admitted` is called for each dialler that `policy` admits, directly after its admit().
+  // `admitted` is called for each dialler that `policy` admits, directly after its admit(), unless
+  // the connection breaks first: admit() must leave a state that recovers by itself.
   Acceptor(const EndpointContext& context, AcceptPolicy& policy, AddressOf address_of,
            Admitted admitted);
 

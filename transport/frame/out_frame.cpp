@@ -112,7 +112,7 @@ void OutFrame::rewind() noexcept {
 }
 
 bool OutFrame::bringInline(Inline what) {
-  if (!placement_.inArena()) return false;
+  if (!placement_.namesMemory()) return false;
   const auto stays = [&](const ArenaPlacement::Entry& entry) {
     return what == Inline::kExported && !entry.exported;
   };
@@ -140,7 +140,7 @@ bool OutFrame::bringInline(Inline what) {
   message_.buffers = std::move(buffers);
   size_ += brought;
   putTable(std::move(table));
-  placement_.keepToArena();
+  placement_.dropExported();
   if (what == Inline::kAll) placement_.takeBack();
   return true;
 }

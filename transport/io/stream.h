@@ -43,10 +43,11 @@ std::uint64_t bytesOf(std::span<const iovec> entries) noexcept;
 class Stream {
  public:
   virtual ~Stream() = default;
-  // One system call each. The peer gets copies of `fds` (none, or at most kMaxFds over a Unix
-  // socket) with the first byte written. ETOOMANYREFS: too many descriptors of this user are on
-  // their way; writing succeeds again when their receivers have read them, whether or not the
-  // socket is writable now.
+  // A plain socket makes one system call. Another stream may make several, and may have put bytes
+  // into `into` that it does not count yet: repeat the read with the same places. The peer gets
+  // copies of `fds` (none, or at most kMaxFds over a Unix socket) with the first byte written.
+  // ETOOMANYREFS: too many descriptors of this user are on their way; writing succeeds again when
+  // their receivers have read them, whether or not the socket is writable now.
   virtual IoResult read(std::span<iovec> into) = 0;
   virtual IoResult write(std::span<iovec> from, std::span<const int> fds) = 0;
   // Ends the writing side; the peer reads the end after what was written.

@@ -87,7 +87,7 @@ class ExportedBlock : public std::enable_shared_from_this<ExportedBlock> {
   enum class State : std::uint8_t {
     kShared,  // what is written is in the file
     kFrozen,
-    kUnfit,  // somebody else still writes to the file: it is never sent
+    kUnfit,  // it could not be mapped privately or sealed: it is never sent
   };
   friend class ExportedFile;
   struct Registry;  // export_registry.h

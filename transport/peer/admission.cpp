@@ -42,7 +42,7 @@ RefusalCode Admission::admitBulk(Peer* peer, const Hello& hello, const SessionCl
   return RefusalCode::kNone;
 }
 
-void Admission::admitted(AuthenticatedPeer who) {
+void Admission::onHandshakeDone(AuthenticatedPeer who) {
   const std::shared_ptr<Peer> peer = peers_.find(who.hello.rank);
   if (who.claim.bulk != 0) {
     if (peer != nullptr) peer->adoptBulk(std::move(who.stream));

@@ -40,8 +40,12 @@ class Admission final : public AcceptPolicy {
       : context_(context), peers_(peers), on_replaced_(std::move(replaced)) {}
 
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs, SessionClaim& ours) override;
-  // After admit(): both sides have proved themselves.
-  void admitted(AuthenticatedPeer who);
+  // Both sides have proved themselves:
+  //
+  //   admit() --> onHandshakeDone() --> Peer::adopt() at once: the peer waits for a connection
+  //                                 --> join(), posted: a new peer, or a lost one's successor
+  //                                 --> hold(), until connectPending(): nobody has named it yet
+  void onHandshakeDone(AuthenticatedPeer who);
   // A lost peer was dialled and has answered (Reunion).
   void reunite(AuthenticatedPeer who) { join(std::move(who), Dialler::kSelf); }
   // `peer` was just added: adopts its connection if it has connected before.

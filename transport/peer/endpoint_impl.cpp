@@ -163,7 +163,7 @@ EndpointImpl::EndpointImpl(EndpointOptions options, EndpointHandler& handler, Id
                [this](AuthenticatedPeer who) { admission_.reunite(std::move(who)); }),
       acceptor_(
           context_, admission_, [this](std::int32_t rank) { return peers_.address(rank); },
-          [this](AuthenticatedPeer who) { admission_.admitted(std::move(who)); }) {}
+          [this](AuthenticatedPeer who) { admission_.onHandshakeDone(std::move(who)); }) {}
 
 // --- any thread ---
 

@@ -43,8 +43,8 @@ class Peer final : public ChannelOwner {
   bool finished() const noexcept { return state() == PeerState::kFinished; }
 
   // --- connections ---
-  // A dialler has proved that it has this peer's rank. kNone: the peer is ready for adopt(), or it
-  // is over because the dialler is its next life.
+  // A dialler has proved that it has this peer's rank. kNone: the peer is ready for adopt(); or it
+  // is over, because the dialler is its next life, or the same one, with which it may meet again.
   RefusalCode admit(const Hello& hello, const SessionClaim& theirs);
   bool admitsBulk(const Hello& hello, const SessionClaim& theirs) {
     return channel_.bulk().admits(hello, theirs);

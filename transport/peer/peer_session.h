@@ -28,7 +28,7 @@ class PeerSession {
   Session& session() noexcept { return session_; }
   SessionClaim claim() { return numbered().claim(); }
   Session::Match match(const SessionClaim& theirs) { return numbered().match(theirs); }
-  // Whether the claim is for a connection that is up already, or was up.
+  // As Session's.
   bool isLate(const SessionClaim& theirs) const noexcept { return session_.isLate(theirs); }
 
   // Whether a connection to it has been up.

@@ -51,7 +51,8 @@ class Session {
     kUnknown,  // it names a session that this side does not have
   };
   Match match(const SessionClaim& theirs) const noexcept;
-  // Whether the claim is for a link that is, or was, up already, which its dialler did not know.
+  // Whether the claim is for a link number that this side has used already: the dialler missed that
+  // link.
   bool isLate(const SessionClaim& theirs) const noexcept { return theirs.link <= links_; }
 
   // A connection is up, and both have exchanged their claims.

@@ -22,7 +22,7 @@ class LoopGate {
   enum class Woken : std::uint8_t {
     kReady,  // the loop has something to do; the gate is closed
     kRung,
-    kLate,
+    kLate,  // the deadline has passed, or in LoopTurns a timer is due: run the loop
   };
 
   // `loop_fd`: becomes readable when the loop has something to do (uv_backend_fd).
