@@ -45,7 +45,7 @@ def ddp_hook(
         return None  # type: ignore[return-value]
     gradients = bucket.buffer()
     if gradients.device.type == "cpu":
-        backend = group._get_backend(gradients.device)
+        backend = current.backend_of(group, gradients.device)
         if not isinstance(backend, _C.WeftBackend):
             raise ValueError(
                 f"weft.ddp_hook: {current.group_text(group.group_name)} averages gradients by "

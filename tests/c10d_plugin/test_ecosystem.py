@@ -386,6 +386,27 @@ def test_detail_debugging_takes_negative_views():
         ranks.all(all_reduce_of_a_negative_view)
 
 
+def what_weft_adds_to_torch() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import weft
+
+    dist.monitored_barrier()
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    net.register_comm_hook(None, weft.ddp_hook)
+    net(torch.ones(1, 2) + dist.get_rank()).sum().backward()
+    assert net.module.weight.grad.eq(1.5).all()
+    assert net._get_ddp_logging_data()["backend_name"] == "weft"
+    assert dist.group.WORLD._get_sequence_number_for_group() > before
+
+
+def test_detail_debugging_leaves_what_weft_adds():
+    with Ranks(2, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as ranks:
+        ranks.all(what_weft_adds_to_torch)
+
+
 ELASTIC = """
     import os, signal, sys
     import torch, torch.distributed as dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rpc import api
 
@@ -52,10 +53,12 @@ def ranks_of(name: str) -> list[int]:
 
 
 def backends_of(group: dist.ProcessGroup) -> list[Any]:
-    """The backends of a group, each once: several device types may share one.
+    """The backends of a group, each once: several device types may share one."""
+    found = [backend_of(group, device) for device in group._device_types]
+    return list({id(backend): backend for backend in found}.values())
 
-    Without the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around each.
-    """
-    found = [group._get_backend(device) for device in group._device_types]
-    bare = [getattr(backend, "wrapped_pg", backend) for backend in found]
-    return list({id(backend): backend for backend in bare}.values())
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """A group's backend for a device, without the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    found = group._get_backend(device)
+    return getattr(found, "wrapped_pg", found)

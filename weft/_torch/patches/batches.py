@@ -40,7 +40,7 @@ def batch_isend_irecv(upstream: Function, p2p_op_list: list[dist.P2POp]) -> list
     c10d._check_p2p_op_list(p2p_op_list)
     device = p2p_op_list[0].tensor.device
     group = p2p_op_list[0].group or c10d._get_default_group()
-    if device.type == "cpu" or not isinstance(group._get_backend(device), _C.WeftBackend):
+    if device.type == "cpu" or not isinstance(current.backend_of(group, device), _C.WeftBackend):
         return upstream(p2p_op_list)
     group._start_coalescing(device)
     try:

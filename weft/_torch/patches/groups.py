@@ -19,7 +19,7 @@ def _serves_cpu(group: Any) -> bool:
     """Whether Weft serves the group's CPU tensors, by whatever name the backend was asked for."""
     own = c10d._get_default_group() if group is None else group
     cpu = torch.device("cpu")
-    return cpu in own._device_types and isinstance(own._get_backend(cpu), _C.WeftBackend)
+    return cpu in own._device_types and isinstance(current.backend_of(own, cpu), _C.WeftBackend)
 
 
 @patch(
@@ -70,7 +70,7 @@ def sequence_number(upstream: Function, self: Any) -> int:
     """Asks Weft's backend; torch asks only those that it knows by name."""
     if not _serves_cpu(self):
         return upstream(self)
-    return self._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+    return current.backend_of(self, torch.device("cpu"))._get_sequence_number_for_group()
 
 
 @patch(
