@@ -5,7 +5,7 @@ Without `from __future__ import annotations`: typing changes the text of one tha
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -55,6 +55,23 @@ tripled = functools.partial(scaled, 3)
 
 def ambiguous(point: Union[Point, Tensor]) -> int:  # noqa: UP007
     return 1
+
+
+def of_a_missing_attribute(x: "torch.no_such_type") -> "torch.no_such_type":
+    return x
+
+
+def of_no_python(x: "a tensor") -> "1 / 0":  # noqa: F722
+    return x
+
+
+class Tree(NamedTuple):
+    x: int
+    more: Optional["Tree"] = None
+
+
+def of_itself(x: Tree) -> Tree:
+    return x
 
 
 def dtype_of(x: Tensor) -> torch.dtype:

@@ -57,6 +57,13 @@ def test_an_annotation_that_a_plain_tuple_does_not_tell_is_refused():
         weft.publish("ambiguous", code.ambiguous)
 
 
+def test_annotations_that_cannot_be_read_are_ignored():
+    """Whatever reading them raises; the code itself runs all the same."""
+    for function in (code.of_a_missing_attribute, code.of_no_python, code.of_itself):
+        weft.publish("unread", function)
+    weft.unpublish("unread")
+
+
 def dtypes() -> None:
     assert ask("dtype_of", X) is torch.float64
     assert ask("dtypes", X) == {"a": [torch.float64, torch.int8]}

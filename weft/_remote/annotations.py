@@ -120,14 +120,16 @@ def result_of(annotated: Callable[..., Any]) -> Rebuild:
     """A function that gives a result of ``annotated`` the classes that its annotation names."""
     try:
         made = _rebuild(hints_of(annotated).get("return"))
-    except (NameError, TypeError):
+    except Exception:  # annotations are any expressions, and a NamedTuple may hold itself
         made = None
     return made or (lambda value: value)
 
 
-def _argument(parameter: inspect.Parameter, hint: Any) -> Rebuild | None:
-    """What makes the value that ``bind`` has for a parameter the type that is annotated."""
-    made = _rebuild(hint)
+def _argument(parameter: inspect.Parameter, hint: Any, made: Rebuild | None) -> Rebuild | None:
+    """What makes the value that ``bind`` has for a parameter the type that is annotated.
+
+    ``made`` does so for one value of that type.
+    """
     if hint in (torch.layout, torch.qscheme):
         raise TypeError(
             f"parameter '{parameter.name}' cannot be published with the annotation {hint!r}: it would "
@@ -167,12 +169,13 @@ def restoring(function: Callable[..., Any], annotated: Callable[..., Any]) -> Ca
     try:
         hints = hints_of(annotated)
         signature = inspect.signature(annotated)
-    except (NameError, TypeError, ValueError):
+        values = {name: _rebuild(hints.get(name)) for name in signature.parameters}
+    except Exception:  # as in result_of
         return function
     rebuild = {
         name: made
         for name, parameter in signature.parameters.items()
-        if (made := _argument(parameter, hints.get(name))) is not None
+        if (made := _argument(parameter, hints.get(name), values[name])) is not None
     }
     if not rebuild:
         return function

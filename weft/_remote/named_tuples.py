@@ -107,7 +107,7 @@ def part_of_result(annotated: Callable[..., Any]) -> Any:
     """What the caller makes again of the result: see :func:`names_in`. None: nothing."""
     try:
         return _part(hints_of(annotated).get("return"))
-    except (NameError, TypeError):
+    except Exception:  # as in annotations.result_of
         return None
 
 
