@@ -4,10 +4,11 @@ Without `from __future__ import annotations`: see named_models.py.
 """
 
 import enum
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.rpc import RRef
 
 import weft
 
@@ -85,6 +86,44 @@ class Pair(NamedTuple):
 class NamedDefault(nn.Module):
     def forward(self, x: Tensor, p: Pair = Pair(1, 2)) -> Tensor:  # noqa: B008
         return x * p.a
+
+
+class TakesReferences(nn.Module):
+    def forward(self, x: RRef[Tensor], more: list[RRef[Tensor]]) -> Tensor:
+        return x.to_here() + more[0].to_here()
+
+
+class TakesGenerator(nn.Module):
+    def forward(self, x: Tensor, source: torch.Generator) -> Tensor:
+        return x
+
+
+class GivesStreams(nn.Module):
+    def forward(self, x: Tensor) -> list[torch.Stream]:
+        return []
+
+
+class TakesItself(NamedTuple):
+    """A NamedTuple that holds itself."""
+
+    x: Tensor
+    more: Optional["TakesItself"] = None
+
+
+class TakesTree(nn.Module):
+    def forward(self, tree: TakesItself) -> Tensor:
+        return tree.x
+
+
+class TakesUnreadable(nn.Module):
+    def forward(self, x: "a tensor", y: "torch.no_such_type") -> "1 / 0":  # noqa: F722
+        return x
+
+
+class WithoutForward(nn.Module):
+    @torch.jit.export
+    def double(self, x: Tensor) -> Tensor:
+        return x * 2
 
 
 class Doubled(weft.RemoteModule):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import signature_models as models
 import torch
 import torch.distributed.rpc as rpc
@@ -11,6 +12,7 @@ from module_group import module_group
 from torch import nn
 
 import weft
+from weft._remote.signature import signature_of
 
 X = torch.ones(2)
 
@@ -42,6 +44,40 @@ def clashing_names() -> None:
 
 def test_parameters_may_be_called_as_what_the_stub_uses(group):
     group[0].call(clashing_names)
+
+
+def references() -> None:
+    one = rpc.RRef(X)
+    for scripted in (False, True):
+        script = torch.jit.script(remote(models.TakesReferences, scripted=scripted))
+        assert torch.equal(script(one, [one]), X * 2)
+
+
+def test_references_to_tensors_are_parameters(group):
+    group[0].call(references)
+
+
+@pytest.mark.parametrize(
+    ("module_cls", "says"),
+    [
+        (
+            models.TakesGenerator,
+            "'source' of signature_models.TakesGenerator.forward is a class (Gen",
+        ),
+        (
+            models.GivesStreams,
+            "the result of signature_models.GivesStreams.forward is a class (List",
+        ),
+        (models.TakesTree, "recursion"),
+        (models.TakesUnreadable, "must be an expression"),
+    ],
+)
+def test_types_that_no_call_carries_are_problems(module_cls, says):
+    assert says in signature_of(module_cls()).problem
+
+
+def test_a_scripted_module_without_forward_is_a_problem():
+    assert "forward" in signature_of(torch.jit.script(models.WithoutForward())).problem
 
 
 def defaults() -> None:

@@ -81,7 +81,7 @@ class _Types:
             raise _Unscriptable(
                 f"the type of {what} of {where} is not one of TorchScript's ({annotation!r}): {error}"
             )
-        if "__torch__" in text:
+        if _names_class(text):
             raise _Unscriptable(f"the type of {what} of {where} is a class ({text}): {_INSTEAD}")
         return _as_python(text)
 
@@ -121,7 +121,7 @@ class _Types:
             key = kind.getKeyType().annotation_str
             return f"Dict[{key}, {self.of_schema(kind.getValueType())}]"
         text = _as_python(kind.annotation_str)
-        if "__torch__" in text:
+        if _names_class(text):
             raise _Unscriptable(f"forward has the class {text} in its signature: {_INSTEAD}")
         return text
 
@@ -131,6 +131,11 @@ class _Types:
         if name not in self.classes:
             self.classes[name] = Named(f"_Named{len(self.classes)}_", name, tuple(fields))
         return self.classes[name].word
+
+
+def _names_class(text: str) -> bool:
+    """Whether TorchScript's text of a type has a class: one of the user's, or one that no call carries."""
+    return re.search(r"__torch__|\b(Generator|Stream)\b", text) is not None
 
 
 def _as_python(text: str) -> str:
@@ -248,5 +253,5 @@ def signature_of(module: nn.Module) -> Signature:
         if isinstance(module, torch.jit.ScriptModule):
             return _from_schema(module)
         return _from_signature(module)
-    except (_Unscriptable, NameError, TypeError) as error:
-        return Signature(problem=str(error))
+    except Exception as error:  # annotations are any expressions, and a NamedTuple may hold itself
+        return Signature(problem=str(error) or repr(error))

@@ -28,6 +28,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 import torch
 import torch as _weft_torch
 from torch import Tensor
+from torch.distributed.rpc import RRef
 from torch.jit import Future
 
 {result_class}
