@@ -13,6 +13,8 @@ from rejoining import Static
 from waiting import wait_until
 from workers import Group, WorkerError, Workers, leave
 
+from weft._observe import flight, trace
+
 
 def double(value):
     return 2 * value
@@ -283,8 +285,6 @@ def traced_until_killed(path: str) -> None:
 
 
 def is_traced() -> bool:
-    from weft._observe import trace
-
     return trace._tracing is not None
 
 
@@ -335,6 +335,15 @@ def test_a_trace_ends_with_the_group(tmp_path):
         members[1].start(ends_with_the_group)
         members[0].call(traced_until_the_group_has_ended, str(tmp_path / "trace.json"))
         members[1].result()
+
+
+def test_the_end_of_a_trace_is_one_with_the_end_of_its_recording(monkeypatch):
+    """Another trace that began in between would record nothing."""
+    locked = []
+    monkeypatch.setattr(flight, "keep_as_asked", lambda: locked.append(trace._mutex.locked()))
+    trace.begin("", trace._process(), 0)
+    trace.end("", trace._process(), 0)
+    assert locked == [True]
 
 
 _LEFT_OPEN = """

@@ -35,7 +35,7 @@ from waiting import wait_until
 HERE = Path(__file__).resolve().parent
 BOUND = 100.0  # seconds that anything may take unless a test says otherwise
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["torch", "torch.distributed.rpc", "weft"])
+_FORKED.set_forkserver_preload(["torch", "torch.distributed.rpc", "weft", "weft._observe.trace"])
 
 
 class WorkerError(Exception):

@@ -32,7 +32,7 @@ _CALLS = 1 << 16  # that are kept while a trace is recorded
 _PATIENCE = 120.0  # seconds for a worker to send its part
 _ACTIVITIES = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 _LOOK = 0.5  # seconds after which it is seen that the worker that traces is lost
-_PROCESS = uuid.uuid4().hex
+_IMPORT = uuid.uuid4().hex
 _numbers = itertools.count()
 _mutex = threading.Lock()  # guards the one below
 _tracing: Tracing | None = None
@@ -69,7 +69,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"weft.trace: there is no folder {path.parent}")
     own, others = _workers()
-    asker = Asker(own, _PROCESS, next(_numbers))
+    asker = Asker(own, _process(), next(_numbers))
     try:
         _, errors = _ask_all(own, [*others, own], begin, asker)
         if errors:
@@ -92,6 +92,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     ]
     # Perfetto shows the escapes of other letters as they are.
     path.write_text(json.dumps(merged(recorded), ensure_ascii=False), encoding="utf-8")
+
+
+def _process() -> str:
+    """Tells this process from all others, also from those that are forked from the same one."""
+    return f"{_IMPORT}-{os.getpid()}"
 
 
 def _workers() -> tuple[str, list[str]]:
@@ -156,7 +161,7 @@ class Tracing:
 
     def is_orphaned(self) -> bool:
         """Whether nobody will end it: this process has left the group, or the asker has, or is lost."""
-        if self.asker.process == _PROCESS:
+        if self.asker.process == _process():
             return False
         agent = current.agent()
         if agent is None or agent is not self._agent:
@@ -185,7 +190,7 @@ def begin(worker: str, process: str, number: int) -> None:
             raise RuntimeError("weft.trace: this process is being traced already")
         made = _tracing = Tracing(asker)
         flight.keep(_CALLS, _CALLS)
-    if process != _PROCESS:
+    if process != _process():
         watch = threading.Thread(target=made.end_when_orphaned, name="weft-trace", daemon=True)
         started(watch, "a trace goes on when the worker that records it is lost")
 
@@ -217,13 +222,13 @@ def _stop_at_exit() -> None:
 def end(worker: str, process: str, number: int) -> Recorded:
     """What was recorded here since then."""
     asked = time.time_ns()
-    with _mutex:
+    with _mutex:  # what the next trace records begins behind this one's
         if _tracing is None or _tracing.asker != Asker(worker, process, number):
             raise RuntimeError("weft.trace: this process is not being traced")
         ended = _stop()
-    made, served = _C._recorded_calls(stacks=False)
-    tasks = [one for one in pipeline_tasks.kept() if one["time_created_ns"] >= ended.since]
-    flight.keep_as_asked()
+        made, served = _C._recorded_calls(stacks=False)
+        tasks = [one for one in pipeline_tasks.kept() if one["time_created_ns"] >= ended.since]
+        flight.keep_as_asked()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         ended.profile.export_chrome_trace(file.name)
         found = json.loads(Path(file.name).read_bytes())
