@@ -11,6 +11,8 @@ from gate import open_gate, wait_for_gate, wait_until_begun
 from waiting import wait_until
 from workers import Group
 
+from weft._observe import flight
+
 _calls: list[object] = []
 
 
@@ -37,8 +39,6 @@ def time_out() -> None:
 
 def calls() -> tuple[list[dict], list[dict]]:
     """Those that were made, and those that were served."""
-    from weft._observe import flight
-
     record = flight.record()
     return record["rpc_calls"], record["rpc_requests"]
 
@@ -109,6 +109,31 @@ def test_a_lost_worker_writes_the_record(group, folder):
     group[1].kill()
     wait_until(lambda: (folder / "rank_0").exists(), "the record is written")
     assert recorded(folder, 0)["rpc_calls"][0]["function"] == "double"
+
+
+def test_a_failure_counts_where_there_were_more_before(monkeypatch):
+    """Of another group, or of a worker that has come back."""
+    dumper, dumped, found = flight._Dumper(), [], [1, 0, 1]
+
+    def failures(*_: int) -> int:
+        if len(found) == 1:
+            dumper._ended.set()
+            return found[0]
+        return found.pop(0)
+
+    monkeypatch.setattr(flight, "_SLICE", 0)
+    monkeypatch.setattr(flight, "_failures", failures)
+    monkeypatch.setattr(dumper, "_dump", dumped.append)
+    dumper.run()
+    assert dumped == ["an operation has failed"] * 2
+
+
+def test_failures_are_as_before_while_the_group_ends(monkeypatch):
+    def ends():
+        raise KeyError("a worker that has left")
+
+    monkeypatch.setattr(flight.current, "agent", ends)
+    assert flight._failures(3) == 3
 
 
 def call_double() -> None:

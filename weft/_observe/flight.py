@@ -170,9 +170,8 @@ class _Dumper(threading.Thread):
         failures = 0
         while True:
             ended = self._ended.wait(_SLICE)
-            found = _failures()
-            if found > failures:
-                failures = found
+            before, failures = failures, _failures(failures)
+            if failures > before:
                 self._dump("an operation has failed")
                 self._begun = self._count(1)
                 self._told = time.monotonic()
@@ -209,14 +208,18 @@ class _Dumper(threading.Thread):
         self.join(timeout=10)
 
 
-def _failures() -> int:
+def _failures(before: int) -> int:
     """How many operations and calls have failed, and workers are lost, as far as is known.
 
-    What a Python function raised is an answer, no failure.
+    Fewer than before where a worker has come back, or the group is another one. What a Python
+    function raised is an answer, no failure.
     """
-    count = _C._failed_operations()
-    agent = current.agent()
-    if agent is not None:
-        count += int(agent.get_debug_info()["agent.calls_failed"])
-        count += sum(bool(agent.loss_of(info.id)) for info in agent.get_worker_infos())
-    return count
+    try:
+        count = _C._failed_operations()
+        agent = current.agent()
+        if agent is not None:
+            count += int(agent.get_debug_info()["agent.calls_failed"])
+            count += sum(bool(agent.loss_of(info.id)) for info in agent.get_worker_infos())
+        return count
+    except Exception:  # another thread ends the group
+        return before
