@@ -165,6 +165,20 @@ def test_what_hangs_is_reported_with_what_the_awaited_rank_does(what, policy, tm
         ranks[0].result()
 
 
+def ranks_of_a_group_that_ends() -> list[int]:
+    import torch.distributed as dist
+
+    from weft._torch import current
+
+    dist.distributed_c10d._world.pg_group_ranks.pop(dist.group.WORLD)
+    return current.ranks_of("0")
+
+
+def test_a_group_that_ends_meanwhile_has_no_ranks():
+    with Ranks(1) as ranks:
+        assert ranks[0].call(ranks_of_a_group_that_ends) == []
+
+
 def hold_the_gil(pipe: str) -> None:
     """In native code, until somebody opens the other end."""
     os.close(ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY))

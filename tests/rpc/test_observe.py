@@ -20,6 +20,8 @@ from waiting import takes, wait_until
 from workers import Group
 
 import weft
+from weft._observe import hangs
+from weft._torch import current
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTED = (
@@ -319,6 +321,27 @@ def test_a_call_that_hangs_is_reported_once():
         members.shutdown()
 
 
+def test_an_error_does_not_end_the_reports(monkeypatch):
+    watcher = hangs._Watcher(limit=0.001)
+    said = []
+
+    def who_waits():
+        if said:
+            watcher._ended.set()
+            return []
+        raise KeyError("a group that has just ended")
+
+    monkeypatch.setattr(hangs, "who_waits", who_waits)
+    monkeypatch.setattr(hangs, "warn", said.append)
+    watcher.run()
+    assert said == ["what hangs was not looked for: 'a group that has just ended'"]
+
+
+def test_an_agent_that_ends_meanwhile_is_none(monkeypatch):
+    monkeypatch.setattr(current.api, "_is_current_rpc_agent_set", lambda: True)
+    assert current.agent() is None
+
+
 def what_it_does(worker: str) -> str:
     import torch.distributed.rpc as rpc
 
@@ -331,6 +354,9 @@ def what_it_does(worker: str) -> str:
     ("variable", "value", "says"),
     [
         ("WEFT_HANG_REPORT", "soon", "WEFT_HANG_REPORT must be a number of seconds, got 'soon'"),
+        ("WEFT_HANG_REPORT", "inf", "WEFT_HANG_REPORT must be a number of seconds, got 'inf'"),
+        ("WEFT_HANG_REPORT", "nan", "WEFT_HANG_REPORT must be a number of seconds, got 'nan'"),
+        ("TORCH_FR_BUFFER_SIZE", "x", "TORCH_FR_BUFFER_SIZE must be a whole number, got 'x'"),
         ("WEFT_METRICS", "9090", "WEFT_METRICS must be host:port, got '9090'"),
     ],
 )
@@ -338,5 +364,6 @@ def test_a_wrong_variable_is_refused(variable, value, says):
     from workers import Workers, join
 
     with Workers(1, {variable: value}) as workers:
-        error = workers[0].fails(join, 0, 1, workers.meeting)
-        assert says in str(error)
+        for _ in range(2):
+            error = workers[0].fails(join, 0, 1, workers.meeting)
+            assert says in str(error)

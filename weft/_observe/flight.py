@@ -41,12 +41,12 @@ _started: int | None = None  # the process that records
 def start() -> None:
     """Records from now on, as torch's variables say; a second call changes nothing."""
     global _dumper, _started
+    kept = size()
     with _mutex:
         if _started == os.getpid():
             return
         _started = os.getpid()
     keep_as_asked()
-    kept = size()
     _C._record_operations(
         0 if torch_records() else kept,
         stacks=kept > 0 and _is_on(_STACKS, default=True),
@@ -76,7 +76,13 @@ def keep(calls: int, tasks: int) -> None:
 
 def size() -> int:
     """How many operations of each kind are kept; 0: none."""
-    return max(int(_variable(_SIZES) or "2000"), 0)
+    for name in _SIZES:
+        if text := os.environ.get(name):
+            try:
+                return max(int(text), 0)
+            except ValueError:
+                raise ValueError(f"{name} must be a whole number, got {text!r}") from None
+    return 2000
 
 
 def _variable(names: tuple[str, ...]) -> str:

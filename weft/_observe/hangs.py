@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -40,10 +41,10 @@ def start() -> None:
 def limit() -> float:
     """After how many seconds what waits is reported; 0 or less: never."""
     text = os.environ.get("WEFT_HANG_REPORT") or _DEFAULT
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"WEFT_HANG_REPORT must be a number of seconds, got {text!r}") from None
+    with contextlib.suppress(ValueError):
+        if abs(seconds := float(text)) <= threading.TIMEOUT_MAX:  # not nan
+            return seconds
+    raise ValueError(f"WEFT_HANG_REPORT must be a number of seconds, got {text!r}")
 
 
 class _Watcher(threading.Thread):
@@ -59,13 +60,19 @@ class _Watcher(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(self._limit / 4):
-            if not _asks_by_rpc():
-                self._questions.answer()
-            late = [one for one in who_waits() if one.seconds >= self._limit]
-            fresh = [one for one in late if self._key(one) not in self._told]
-            self._told = {self._key(one) for one in late}
-            for line in self._lines(fresh):
-                warn(line)
+            try:
+                self._look()
+            except Exception as error:  # another thread ends the group, for example
+                warn(f"what hangs was not looked for: {error}")
+
+    def _look(self) -> None:
+        if not _asks_by_rpc():
+            self._questions.answer()
+        late = [one for one in who_waits() if one.seconds >= self._limit]
+        fresh = [one for one in late if self._key(one) not in self._told]
+        self._told = {self._key(one) for one in late}
+        for line in self._lines(fresh):
+            warn(line)
 
     def stop(self) -> None:
         self._ended.set()

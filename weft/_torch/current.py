@@ -16,7 +16,12 @@ agents_made = 0
 
 def agent() -> _C.WeftAgent | None:
     """The current RPC agent if it is Weft's, else None."""
-    found = api._get_current_rpc_agent() if api._is_current_rpc_agent_set() else None
+    if not api._is_current_rpc_agent_set():
+        return None
+    try:
+        found = api._get_current_rpc_agent()
+    except RuntimeError:  # another thread has just ended it
+        return None
     return found if isinstance(found, _C.WeftAgent) else None
 
 
@@ -48,8 +53,9 @@ def ranks_of(name: str) -> list[int]:
     """The global ranks of the process group with this name; none if it has ended."""
     if not dist.is_available() or not dist.is_initialized():
         return []
-    groups = list(dist.distributed_c10d._world.pg_map)
-    return next((dist.get_process_group_ranks(one) for one in groups if one.group_name == name), [])
+    world = dist.distributed_c10d._world
+    found = next((one for one in list(world.pg_map) if one.group_name == name), None)
+    return list(world.pg_group_ranks.get(found, ()))  # another thread may have ended it by now
 
 
 def backends_of(group: dist.ProcessGroup) -> list[Any]:
