@@ -88,7 +88,11 @@ class PipelineWorker final : public ops::Servable,
         [](ScriptPart& part, const Values& args) {
           auto done = c10::make_intrusive<ops::JitFuture>(c10::AnyType::get());
           part.run(ops::jobOf(args), [done](const auto* run, const std::string& error) {
-            done->markCompleted(ops::outcomeOf(run, error));
+            try {
+              done->markCompleted(ops::outcomeOf(run, error));
+            } catch (...) {  // nobody above would catch it
+              done->setErrorIfNeeded(std::current_exception());
+            }
           });
           return at::IValue(done);
         });

@@ -47,12 +47,12 @@ void ScriptPart::runJob(WorkerJob job, const Ended& ended) {
                       "': the mini-batch was over before it began there");
     run.emplace(part_, std::move(job), /*python=*/nullptr);
     run->run();
+    keepOutput(mini_batch, *run);
   } catch (const c10::Error& failed) {
     error = failed.what_without_backtrace();
   } catch (const std::exception& failed) {
     error = failed.what();
   }
-  if (!error) keepOutput(mini_batch, *run);
   arrivals_->end(mini_batch, "the mini-batch is over");
   if (error) {
     ended(nullptr, *error);

@@ -303,6 +303,23 @@ def fails() -> None:
         pipe.step(inputs, targets, loss=CROSS_ENTROPY)
 
 
+def joins_no_numbers() -> None:
+    """An output that cannot be joined fails its mini-batch, and not the worker."""
+    layers = [torch.jit.script(nn.Linear(4, 3)), torch.jit.script(scripted.Sums())]
+    for places in ("12", "11"):
+        pipe = pipe_of(layers, places, chunks=2)
+        pipe.eval()
+        with (
+            torch.no_grad(),
+            refused(RuntimeError, "joined along dimension 0, and one has no dimension"),
+        ):
+            pipe(models.batch()[0])
+        pipe.close()
+    pipe = pipe_of(scripted.layers(), "0122")
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    pipe.close()
+
+
 def is_recorded() -> None:
     pipe = pipe_of(scripted.layers(), "0122")
     with pipe.record() as timeline:
@@ -384,6 +401,7 @@ def main(program: str) -> None:
         passes_values,
         is_refused,
         fails,
+        joins_no_numbers,
         is_recorded,
         goes_with_its_driver,
     )

@@ -129,6 +129,11 @@ class FailsAt(nn.Module):
         return x * 1
 
 
+class Sums(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum()
+
+
 class PythonNests(nn.Module):
     """Nests, in a layer that stays Python."""
 
