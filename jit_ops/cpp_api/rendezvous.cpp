@@ -87,7 +87,9 @@ c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {
   TORCH_CHECK(!where.host.empty() && !where.port.empty(),
               "MASTER_ADDR and MASTER_PORT must be set for env://");
   c10d::TCPStoreOptions store;
-  store.port = static_cast<std::uint16_t>(toInt(where.port, "the master's port"));
+  const auto port = transport::parseNumber<std::uint16_t>(where.port);
+  TORCH_CHECK(port, "the master's port must be a number from 0 to 65535, got '", where.port, "'");
+  store.port = *port;
   store.isServer = options.rank == 0;
   // Joining waits for the others and names the missing ones, so rank 0's store need not wait. The
   // others must be counted at the store, because a rank 0 in Python waits there for all; that does

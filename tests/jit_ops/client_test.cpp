@@ -258,6 +258,11 @@ TEST(Client, NoGroupNoCall) {
               });
               expectProblem("world_size must be positive, got -3",
                             [] { Group::join(options(freshPath("x"), "a", 0, -3)); });
+              expectProblem("the master's port must be a number from 0 to 65535, got '70000'", [] {
+                JoinOptions bad = options("", "a", 0, 1);
+                bad.init_method = "tcp://127.0.0.1:70000";
+                Group::join(bad);
+              });
               expectProblem("rank 2 is out of range for world_size 2",
                             [] { Group::join(options(freshPath("x"), "a", 2, 2)); });
               expectProblem("reconnect_timeout (5 s) must be at most peer_timeout (3 s)", [] {
