@@ -61,13 +61,13 @@ std::shared_ptr<Group> Group::join(JoinOptions options) try {
               "this process is in an RPC group already; shut that down first");
   TORCH_CHECK(!options.name.empty(), "JoinOptions::name must not be empty");
   options.rpc.check();
-  ops::fillFromEnvironment(options);
+  ops::fillFromEnvironment(options, /*may_be_dynamic=*/true);
   if (!options.store) options.store = ops::openStore(options);
   options.store->setTimeout(ops::storeTimeout(options));
-  // Each group of a process has its own keys, counted as init_rpc counts.
+  // Each group of a process has its own keys, counted as init_rpc counts: those that were joined.
   static std::atomic<int> groups{0};
-  options.store = c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(groups++),
-                                                         options.store);
+  options.store =
+      c10::make_intrusive<c10d::PrefixStore>("rpc_prefix_" + std::to_string(groups), options.store);
 
   std::shared_ptr<Group> group(new Group(options.name, options.rank));
   // Before anybody can call: gradients may come with the first request.
@@ -79,6 +79,7 @@ std::shared_ptr<Group> Group::join(JoinOptions options) try {
   trpc::RpcAgent::setCurrentRpcAgent(agent);
   group->agent_ = agent;
   agent->start();
+  ++groups;
   return group;
 } catch (const c10::Error& error) {
   ops::throwWithoutStack(error);

@@ -48,7 +48,7 @@ JoinOptions toJoin(const ProcessGroupOptions& options) {
   if (!options.store) join.init_method = options.init_method;
   join.store = options.store;
   join.rpc.rpcTimeoutSeconds = std::chrono::duration<float>(options.timeout).count();
-  ops::fillFromEnvironment(join);
+  ops::fillFromEnvironment(join, /*may_be_dynamic=*/false);
   TORCH_CHECK(join.world_size.has_value(),
               "the process group has no size: set ProcessGroupOptions::size or WORLD_SIZE");
   return join;

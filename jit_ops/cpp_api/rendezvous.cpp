@@ -49,7 +49,7 @@ HostPort master(const std::string& init_method) {
 
 }  // namespace
 
-void fillFromEnvironment(JoinOptions& options) {
+void fillFromEnvironment(JoinOptions& options, bool may_be_dynamic) {
   const bool env = !options.store && options.init_method.starts_with(kEnv);
   if (options.rpc.master_host.empty()) options.rpc.master_host = master(options.init_method).host;
   if (options.rank < 0) {
@@ -57,7 +57,7 @@ void fillFromEnvironment(JoinOptions& options) {
     TORCH_CHECK(!rank.empty(), "no rank is given: set `rank` of the options, or RANK");
     options.rank = toInt(rank, "RANK");
   }
-  if (env && !options.world_size) {
+  if ((env || !may_be_dynamic) && !options.world_size) {
     if (const std::string size = environment::value("WORLD_SIZE"); !size.empty())
       options.world_size = toInt(size, "WORLD_SIZE");
   }

@@ -9,9 +9,9 @@
 namespace weft::ops {
 
 // rank and world_size from RANK and WORLD_SIZE where the options leave them open, and the host in
-// env:// or tcp://, whose route decides which interface to listen on. Throws c10::Error for a
-// missing or bad value.
-void fillFromEnvironment(JoinOptions& options);
+// env:// or tcp://, whose route decides which interface to listen on. A group that `may_be_dynamic`
+// has the size WORLD_SIZE only with env://. Throws c10::Error for a missing or bad value.
+void fillFromEnvironment(JoinOptions& options, bool may_be_dynamic);
 
 // How long the store may be waited for: rpc.rpcTimeoutSeconds, or torch's default of it where that
 // is 0, which is no limit for calls, but no time at all for a store.

@@ -5,9 +5,11 @@
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <future>
 #include <stdexcept>
 #include <thread>
@@ -256,13 +258,13 @@ TEST(Client, NoGroupNoCall) {
                 bad.init_method = "http://x";
                 Group::join(bad);
               });
-              expectProblem("world_size must be positive, got -3",
-                            [] { Group::join(options(freshPath("x"), "a", 0, -3)); });
               expectProblem("the master's port must be a number from 0 to 65535, got '70000'", [] {
                 JoinOptions bad = options("", "a", 0, 1);
                 bad.init_method = "tcp://127.0.0.1:70000";
                 Group::join(bad);
               });
+              expectProblem("world_size must be positive, got -3",
+                            [] { Group::join(options(freshPath("x"), "a", 0, -3)); });
               expectProblem("rank 2 is out of range for world_size 2",
                             [] { Group::join(options(freshPath("x"), "a", 2, 2)); });
               expectProblem("reconnect_timeout (5 s) must be at most peer_timeout (3 s)", [] {
@@ -498,6 +500,49 @@ TEST(Client, StaticGroupsMeetByTheEnvironment) {
               setEnvironment(port, rank, "2");
               return JoinOptions();
             }));
+}
+
+TEST(Client, StaticGroupsMeetAtTheStoreOfTorchrun) {
+  const std::string port = freePort();
+  c10::intrusive_ptr<c10d::TCPStore> served;  // by torchrun's agent; here in rank 0
+  EXPECT_EQ(kFine, staticGroup([&](int rank) {
+              setEnvironment(port, rank, "2");
+              ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+              c10d::TCPStoreOptions agent;
+              agent.port = static_cast<std::uint16_t>(std::stoi(port));
+              agent.isServer = true;
+              agent.waitWorkers = false;
+              if (rank == 0) served = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", agent);
+              return JoinOptions();
+            }));
+}
+
+TEST(Client, AJoinThatFailedCanBeTriedAgain) {
+  const std::string path = freshPath("store");
+  EXPECT_EQ(kFine, staticGroup([&](int rank) {
+              const JoinOptions join = options(path, "", rank, 2);
+              if (rank == 0) {
+                JoinOptions alone = options(path, "worker0", 0, 2);
+                alone.rpc.rpcTimeoutSeconds = 0.2F;
+                expectProblem("gave up waiting for rank 1", [&] { Group::join(alone); });
+                std::filesystem::create_directory(path + ".failed");
+              }
+              expect(waitUntil([&] { return std::filesystem::exists(path + ".failed"); },
+                               std::chrono::seconds(30)),
+                     "rank 0 has failed");
+              return join;
+            }));
+}
+
+TEST(Client, AProcessGroupsSizeComesFromTheEnvironment) {
+  EXPECT_EQ(kFine, runWorkers({[] {
+              ::setenv("WORLD_SIZE", "1", 1);
+              ProcessGroupOptions alone;
+              alone.rank = 0;
+              alone.init_method = "file://" + freshPath("pg");
+              expect(joinProcessGroup(alone)->getSize() == 1, "the size");
+              leaveProcessGroup();
+            }}));
 }
 
 TEST(Client, TimesComeFromTheEnvironment) {
