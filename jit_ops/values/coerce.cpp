@@ -41,6 +41,11 @@ bool fitTuple(at::IValue& value, const TypePtr& type, Numbers numbers) {
   return true;
 }
 
+// Whether elements of the one type need no change for the other. Anything may need some.
+bool hasType(const TypePtr& given, const TypePtr& wanted) {
+  return *given == *wanted && wanted->kind() != TypeKind::AnyType;
+}
+
 bool fitList(at::IValue& value, const c10::ListType& type, Numbers numbers) {
   const TypePtr element = type.getElementType();
   c10::List<at::IValue> out(element);
@@ -49,7 +54,7 @@ bool fitList(at::IValue& value, const c10::ListType& type, Numbers numbers) {
     from = value.toTupleRef().elements().vec();
   } else if (value.isList()) {
     const auto list = value.toList();
-    if (*list.elementType() == *element) return true;
+    if (hasType(list.elementType(), element)) return true;
     from = list.vec();
   } else {
     return false;
@@ -68,7 +73,7 @@ bool fitDict(at::IValue& value, const c10::DictType& type, Numbers numbers) {
   const auto dict = value.toGenericDict();
   const TypePtr key_type = type.getKeyType();
   const TypePtr value_type = type.getValueType();
-  if (*dict.keyType() == *key_type && *dict.valueType() == *value_type) return true;
+  if (*dict.keyType() == *key_type && hasType(dict.valueType(), value_type)) return true;
   c10::Dict<at::IValue, at::IValue> out(key_type, value_type);
   for (const auto& entry : dict) {
     at::IValue key = entry.key();

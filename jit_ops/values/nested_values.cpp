@@ -41,10 +41,19 @@ at::IValue changedDict(const c10::Dict<at::IValue, at::IValue>& dict, const Type
 }
 
 bool mayHoldNames(const TypePtr& type) {
-  const auto* const tuple = type->castRaw<c10::TupleType>();
-  return type->kind() == c10::TypeKind::AnyType ||
-         (tuple != nullptr && tuple->schema() != nullptr) ||
-         std::ranges::any_of(type->containedTypes(), mayHoldNames);
+  switch (type->kind()) {
+    case c10::TypeKind::AnyType:
+      return true;
+    case c10::TypeKind::ClassType:  // may hold itself, and travels in no message
+    case c10::TypeKind::EnumType:
+    case c10::TypeKind::InterfaceType:
+      return false;
+    case c10::TypeKind::TupleType:
+      if (type->expectRef<c10::TupleType>().schema() != nullptr) return true;
+      [[fallthrough]];
+    default:
+      return std::ranges::any_of(type->containedTypes(), mayHoldNames);
+  }
 }
 
 // Whether `is` says so of a tensor in the value.
@@ -65,6 +74,11 @@ bool requiresGrad(const at::IValue& value) {
 }
 
 at::IValue detached(at::IValue value) {
+  if (value.isFuture()) {
+    const auto made = value.toFuture();
+    return made->then([](c10::ivalue::Future& done) { return detached(done.value()); },
+                      made->elementType());
+  }
   if (!requiresGrad(value)) return value;
   if (value.isTensor()) return value.toTensor().detach();
   if (value.isTuple()) {

@@ -10,7 +10,7 @@ namespace weft::ops {
 
 bool requiresGrad(const at::IValue& value);
 
-// The same value with its tensors detached.
+// The same value with its tensors detached; of a future, when it is there.
 at::IValue detached(at::IValue value);
 
 // The value with its NamedTuples as plain tuples, because only the process that defined their class

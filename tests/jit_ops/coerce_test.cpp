@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/frontend/script_type_parser.h>
 
@@ -65,6 +66,29 @@ TEST(Fit, OptionalAndAny) {
   EXPECT_TRUE(fits(1, "Optional[float]"));
   EXPECT_FALSE(fits(at::IValue(), "int"));
   EXPECT_TRUE(fits("text", "Any"));
+}
+
+TEST(Fit, ListsAndDictsOfAnyHaveListsOfWhatIsInThem) {
+  const auto anything = [] {
+    c10::impl::GenericList inner(c10::AnyType::get());
+    inner.push_back(1);
+    return inner;
+  };
+  c10::impl::GenericList list(c10::AnyType::get());
+  list.push_back(anything());
+  EXPECT_TRUE(fitted(list, "List[Any]").toListRef()[0].isIntList());
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("a", anything());
+  EXPECT_TRUE(fitted(dict, "Dict[str, Any]").toGenericDict().at("a").isIntList());
+}
+
+TEST(Names, AreNotLookedForInClassesWhichMayHoldThemselves) {
+  const auto code = std::make_shared<torch::jit::CompilationUnit>();
+  const auto node = c10::ClassType::create("__torch__.Node", code);
+  node->addAttribute("next", c10::OptionalType::create(node));
+  EXPECT_EQ(withoutNames(node), node);
+  const c10::TypePtr list = c10::ListType::create(node);
+  EXPECT_EQ(withoutNames(list), list);
 }
 
 TEST(Fit, NamedTuplesTravelPlainAndGetTheirNamesBack) {

@@ -506,8 +506,8 @@ def test_no_grad_and_batches(pair):
         assert torch.allclose(value, local())
         assert not value.requires_grad
     assert not pair[1].call(ask, "worker0/quiet", X).requires_grad
-    error = pair[1].fails(ask, "worker0/batched", torch.tensor(1.0))
-    assert "dimension for rows" in error.message
+    assert not pair[1].call(ask, "worker0/quiet", method="weight_later").requires_grad
+    assert "dimension for rows" in pair[1].fails(ask, "worker0/batched", torch.tensor(1.0)).message
     for name in ("quiet", "batched"):
         pair[0].call(take_back, name)
 
@@ -520,6 +520,13 @@ def publish_as(name: str, options: dict) -> int:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x)
+
+        def weight(self) -> torch.Tensor:
+            return self.inner.first
+
+        @torch.jit.export
+        def weight_later(self) -> torch.jit.Future[torch.Tensor]:
+            return torch.jit.fork(self.weight)
 
     return weft.publish(name, torch.jit.script(Forward()), **options)
 
