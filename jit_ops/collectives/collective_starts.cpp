@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -37,18 +38,24 @@ c10d::ReduceOp toReduceOp(string_view op) {
 // The result of a collective is a new tensor, and so what it is made in.
 at::Tensor copyOf(const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); }
 
-at::Tensor taken(at::Tensor result, bool discard) {
-  return discard ? result.zero_() : std::move(result);
+// The memory of inference mode may not be changed by who waits for a future.
+at::Tensor taken(at::Tensor result, bool zero_result) {
+  return zero_result ? at::zeros_like(result) : std::move(result);
+}
+
+int toTag(std::int64_t tag) {
+  TORCH_CHECK(std::in_range<int>(tag), "a tag is a number of 32 bits, got ", tag);
+  return static_cast<int>(tag);
 }
 
 }  // namespace
 
-at::Tensor Started::finish() && {
-  work->wait();
-  return taken(std::move(result), discard);
+at::Tensor PendingCollective::finish() && {
+  if (work != nullptr) work->wait();
+  return taken(std::move(result), zero_result);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Started::future() && {
+c10::intrusive_ptr<c10::ivalue::Future> PendingCollective::future() && {
   const auto begun = work->getFuture();
   const c10::TypePtr type =
       result.defined() ? c10::TypePtr(c10::TensorType::get()) : c10::TypePtr(c10::NoneType::get());
@@ -56,7 +63,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Started::future() && {
       [kept = std::move(*this)](c10::ivalue::Future& done) {
         if (done.hasError()) std::rethrow_exception(done.exception_ptr());
         if (!kept.result.defined()) return at::IValue();
-        return at::IValue(taken(kept.result, kept.discard));
+        return at::IValue(taken(kept.result, kept.zero_result));
       },
       type);
 }
@@ -71,45 +78,53 @@ c10::intrusive_ptr<c10d::ProcessGroup> groupOf(string_view name) {
   }
 }
 
-Started startSend(const at::Tensor& x, std::int64_t to, string_view name, std::int64_t tag) {
+PendingCollective startSend(bool /*is_async*/, const at::Tensor& x, std::int64_t to,
+                            string_view name, std::int64_t tag) {
   const auto group = groupOf(name);
   std::vector<at::Tensor> tensors = {x.contiguous()};
-  auto work = group->send(tensors, rankIn(*group, to, name), static_cast<int>(tag));
+  auto work = group->send(tensors, rankIn(*group, to, name), toTag(tag));
   return {.work = std::move(work), .inputs = std::move(tensors)};
 }
 
-Started startRecv(const at::Tensor& like, std::int64_t from, string_view name, std::int64_t tag) {
+PendingCollective startRecv(bool /*is_async*/, const at::Tensor& like, std::int64_t from,
+                            string_view name, std::int64_t tag) {
   const auto group = groupOf(name);
   std::vector<at::Tensor> tensors = {at::empty_like(like, at::MemoryFormat::Contiguous)};
-  auto work = group->recv(tensors, rankIn(*group, from, name), static_cast<int>(tag));
+  auto work = group->recv(tensors, rankIn(*group, from, name), toTag(tag));
   return {.work = std::move(work), .result = tensors.front()};
 }
 
-Started startAllReduce(const at::Tensor& x, string_view op, string_view name) {
+PendingCollective startAllReduce(bool is_async, const at::Tensor& x, string_view op,
+                                 string_view name) {
   const auto group = groupOf(name);
   c10d::AllreduceOptions options;
+  options.asyncOp = is_async;
   options.reduceOp = toReduceOp(op);
   std::vector<at::Tensor> tensors = {copyOf(x)};
   return {.work = group->allreduce(tensors, options), .result = tensors.front()};
 }
 
-Started startBroadcast(const at::Tensor& x, std::int64_t from, string_view name) {
+PendingCollective startBroadcast(bool is_async, const at::Tensor& x, std::int64_t from,
+                                 string_view name) {
   const auto group = groupOf(name);
   c10d::BroadcastOptions options;
+  options.asyncOp = is_async;
   options.rootRank = rankIn(*group, from, name);
   std::vector<at::Tensor> tensors = {copyOf(x)};
   return {.work = group->broadcast(tensors, options), .result = tensors.front()};
 }
 
-Started startReduce(const at::Tensor& x, std::int64_t to, string_view op, string_view name) {
+PendingCollective startReduce(bool is_async, const at::Tensor& x, std::int64_t to, string_view op,
+                              string_view name) {
   const auto group = groupOf(name);
   c10d::ReduceOptions options;
+  options.asyncOp = is_async;
   options.reduceOp = toReduceOp(op);
   options.rootRank = rankIn(*group, to, name);
   std::vector<at::Tensor> tensors = {copyOf(x)};
   return {.work = group->reduce(tensors, options),
           .result = tensors.front(),
-          .discard = group->getRank() != options.rootRank};
+          .zero_result = group->getRank() != options.rootRank};
 }
 
 std::vector<c10::SymInt> gatheredSizes(const at::Tensor& x, const c10d::ProcessGroup& group,
@@ -120,9 +135,11 @@ std::vector<c10::SymInt> gatheredSizes(const at::Tensor& x, const c10d::ProcessG
   return sizes;
 }
 
-Started startGather(const at::Tensor& x, std::int64_t to, string_view name) {
+PendingCollective startGather(bool is_async, const at::Tensor& x, std::int64_t to,
+                              string_view name) {
   const auto group = groupOf(name);
   c10d::GatherOptions options;
+  options.asyncOp = is_async;
   options.rootRank = rankIn(*group, to, name);
   at::Tensor out = at::empty_symint(gatheredSizes(x, *group, to), x.options());
   std::vector<std::vector<at::Tensor>> outputs;
@@ -132,9 +149,11 @@ Started startGather(const at::Tensor& x, std::int64_t to, string_view name) {
   return {.work = std::move(work), .result = std::move(out), .inputs = std::move(inputs)};
 }
 
-Started startScatter(const at::Tensor& x, std::int64_t from, string_view name) {
+PendingCollective startScatter(bool is_async, const at::Tensor& x, std::int64_t from,
+                               string_view name) {
   const auto group = groupOf(name);
   c10d::ScatterOptions options;
+  options.asyncOp = is_async;
   options.rootRank = rankIn(*group, from, name);
   const std::int64_t rows = group->getRank() == from ? group->getSize() : 0;
   TORCH_CHECK(x.dim() > 0 && x.size(0) == rows, "scatter from rank ", from, " of group '", name,
@@ -151,6 +170,10 @@ Started startScatter(const at::Tensor& x, std::int64_t from, string_view name) {
   return {.work = std::move(work), .result = outputs.front(), .inputs = std::move(kept)};
 }
 
-Started startBarrier(string_view name) { return {.work = groupOf(name)->barrier()}; }
+PendingCollective startBarrier(bool is_async, string_view name) {
+  c10d::BarrierOptions options;
+  options.asyncOp = is_async;
+  return {.work = groupOf(name)->barrier(options)};
+}
 
 }  // namespace weft::ops

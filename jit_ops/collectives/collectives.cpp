@@ -33,10 +33,12 @@ constexpr auto kEffects = c10::AliasAnalysisKind::CONSERVATIVE;
 template <auto start>
 struct Kernels;
 
-template <typename... Rest, Started (*start)(const at::Tensor&, Rest...)>
+template <typename... Rest, PendingCollective (*start)(bool, const at::Tensor&, Rest...)>
 struct Kernels<start> {
   // Waits until the operation is over on this rank, at most the group's timeout.
-  static at::Tensor run(const at::Tensor& x, Rest... rest) { return start(x, rest...).finish(); }
+  static at::Tensor run(const at::Tensor& x, Rest... rest) {
+    return start(/*is_async=*/false, x, rest...).finish();
+  }
   // For tracers, where the result is like `x`.
   static at::Tensor same(const at::Tensor& x, Rest... /*rest*/) {
     return at::empty_like(x, at::MemoryFormat::Contiguous);
@@ -130,14 +132,16 @@ void sendWithoutGradients(const at::Tensor& x, std::int64_t to, string_view name
 // them is refused rather than cut off; `name` is the operator that carries them, null where the
 // tensor is not sent.
 template <typename... Args>
-Operator async(const char* schema, const char* name, Started (*start)(const at::Tensor&, Args...)) {
+Operator async(const char* schema, const char* name,
+               PendingCollective (*start)(bool, const at::Tensor&, Args...)) {
   const auto run = [name, start](Stack& stack) {
     constexpr std::size_t kCount = 1 + sizeof...(Args);
     const at::Tensor x = torch::jit::peek(stack, 0, kCount).toTensor();
     TORCH_CHECK(name == nullptr || !(at::GradMode::is_enabled() && x.requires_grad()), name,
                 "_async carries no gradients: give it x.detach(), or use ", name);
     auto started = [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return start(x.detach(), torch::jit::peek(stack, I + 1, kCount).to<Args>()...);
+      return start(/*is_async=*/true, x.detach(),
+                   torch::jit::peek(stack, I + 1, kCount).to<Args>()...);
     }
     (std::index_sequence_for<Args...>());
     torch::jit::drop(stack, kCount);
@@ -165,7 +169,7 @@ void defineCollectives(torch::Library& library) {
   impl(
       "send",
       [](const at::Tensor& x, std::int64_t to, string_view group, std::int64_t tag) {
-        startSend(x, to, group, tag).finish();
+        startSend(/*is_async=*/false, x, to, group, tag).finish();
       },
       [](const at::Tensor&, std::int64_t, string_view, std::int64_t) {},
       TORCH_FN(sendWithoutGradients));
@@ -198,7 +202,7 @@ void defineCollectives(torch::Library& library) {
   impl("scatter", TORCH_FN(Kernels<&startScatter>::run), TORCH_FN(scatterMeta), rooted("scatter"));
 
   library.def(asked("barrier(str group) -> ()"),
-              [](string_view name) { startBarrier(name).finish(); });
+              [](string_view name) { startBarrier(/*is_async=*/false, name).finish(); });
   library.def(asked("group_rank(str group) -> int"),
               [](string_view name) { return static_cast<std::int64_t>(groupOf(name)->getRank()); });
   library.def(asked("group_size(str group) -> int"),
@@ -225,7 +229,7 @@ std::vector<std::optional<Operator>> asyncCollectives() {
           "weft::barrier_async(str group) -> Future(NoneType)",
           [](Stack& stack) {
             const std::string group = torch::jit::pop(stack).toStringRef();
-            torch::jit::push(stack, startBarrier(group).future());
+            torch::jit::push(stack, startBarrier(/*is_async=*/true, group).future());
           },
           kEffects),
   };

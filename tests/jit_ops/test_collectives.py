@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -94,6 +96,30 @@ def gradients() -> None:
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second, torch.full_like(x, 2.0 * COUNT))
+
+
+def without_threads() -> set[str]:
+    """Synchronous collectives; the names of this process's threads behind them."""
+    ops, group, rank = torch.ops.weft, name(), dist.get_rank()
+    x = mine(2, 3)
+    ops.all_reduce(x, "sum", group)
+    ops.broadcast(x, 0, group)
+    ops.reduce(x, 0, "sum", group)
+    ops.gather(x, 0, group)
+    ops.scatter(torch.stack(everybodys(2, 3)) if rank == 0 else x.new_empty(0, 2, 3), 0, group)
+    ops.barrier(group)
+    return {one.read_text().strip() for one in Path("/proc/self/task").glob("*/comm")}
+
+
+def inferred() -> None:
+    """What a rank does not use of a reduction, where its memory may not be changed."""
+    x, group, rank = mine(2, 3), name(), dist.get_rank()
+    with torch.inference_mode():
+        now = torch.ops.weft.reduce(x, 2, "sum", group)
+        later = torch.ops.weft.reduce_async(x, 2, "sum", group).wait()
+    right = sum(everybodys(2, 3)) if rank == 2 else torch.zeros_like(x)
+    torch.testing.assert_close(now.clone(), right)
+    torch.testing.assert_close(later.clone(), right)
 
 
 class Scripted(nn.Module):
@@ -266,6 +292,8 @@ def refused() -> list[str]:
         lambda: ops.all_reduce(x, "mean", group),
         lambda: ops.broadcast(x, 3, group),
         lambda: ops.send(x, -1, group),
+        lambda: ops.send(x, 0, group, 2**32),
+        lambda: ops.recv(x, 0, group, -(2**31) - 1),
         lambda: ops.send(x.clone().requires_grad_(), (rank + 1) % COUNT, group),
         lambda: ops.scatter(mine(2, 2), 0, group),
         lambda: ops.all_reduce_async(x.clone().requires_grad_(), "sum", group),
@@ -291,6 +319,16 @@ def ranks():
 
 def test_values(ranks):
     ranks.all(values)
+
+
+def test_synchronous_ones_run_on_the_calling_thread():
+    with Ranks(COUNT) as fresh:
+        for names in fresh.all(without_threads):
+            assert "weft-ops" not in names
+
+
+def test_in_inference_mode(ranks):
+    ranks.all(inferred)
 
 
 def test_gradients(ranks):
@@ -337,6 +375,8 @@ def test_what_is_wrong_is_said(ranks):
                 "'mean' is not a reduction",
                 "no rank 3 in group",
                 "no rank -1 in group",
+                "a tag is a number of 32 bits, got 4294967296",
+                "a tag is a number of 32 bits, got -2147483649",
                 "send carries no gradients",
                 "scatter from rank 0",
                 "all_reduce_async carries no gradients: give it x.detach(), or use all_reduce",
