@@ -50,17 +50,19 @@ Tensors toTensors(const at::IValue& value) {
               value.type()->annotation_str());
 }
 
-// The results as a compiler was promised them: with the shapes and dtypes of `like`, contiguous,
-// without a history, and in memory that neither an input nor another result has.
-Tensors promised(const Tensors& came, at::TensorList like, at::TensorList inputs,
-                 const std::string& what) {
+// The results as a compiler was promised them: with the shapes, dtypes and devices of `like`,
+// contiguous, without a history, and in memory that neither an input nor another result has.
+Tensors matchingLike(const Tensors& came, at::TensorList like, at::TensorList inputs,
+                     const std::string& what) {
   TORCH_CHECK(came.size() == like.size(), what, " returned ", came.size(),
               came.size() == 1 ? " tensor; `like` has " : " tensors; `like` has ", like.size());
   Tensors out;
   for (std::size_t i = 0; i < came.size(); ++i) {
-    TORCH_CHECK(came[i].sizes() == like[i].sizes() && came[i].dtype() == like[i].dtype(), what,
-                " returned ", came[i].dtype(), came[i].sizes(), " as tensor ", i, "; `like` says ",
-                like[i].dtype(), like[i].sizes());
+    TORCH_CHECK(came[i].sizes() == like[i].sizes() && came[i].dtype() == like[i].dtype() &&
+                    came[i].device() == like[i].device(),
+                what, " returned ", came[i].dtype(), came[i].sizes(), " on ", came[i].device(),
+                " as tensor ", i, "; `like` says ", like[i].dtype(), like[i].sizes(), " on ",
+                like[i].device());
     at::Tensor one = came[i].detach().contiguous();
     const auto same = [&](const at::Tensor& other) { return one.is_alias_of(other); };
     const bool shared = std::any_of(inputs.begin(), inputs.end(), same) ||
@@ -80,7 +82,7 @@ Tensors callTensors(string_view worker, string_view name, at::TensorList inputs,
               ")");
   for (const at::Tensor& input : inputs)
     what.args.emplace_back(input.detach());
-  return promised(toTensors(call(std::move(what))), like, inputs, description);
+  return matchingLike(toTensors(call(std::move(what))), like, inputs, description);
 }
 
 Tensors callTensorsMeta(string_view /*worker*/, string_view /*name*/, at::TensorList /*inputs*/,
