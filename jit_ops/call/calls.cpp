@@ -76,6 +76,25 @@ void warnIfCut(const at::IValue& value, const Call& call) {
                   "Call it with detached tensors (x.detach())");
 }
 
+// torch's functions have distributed autograd record a call also where gradients are off: the
+// result would need them, and a backward pass of the worker wait for them. They record none where
+// the thread is in no context.
+class NotRecordedWithoutGradients {
+  using Container = torch::distributed::autograd::DistAutogradContainer;
+
+ public:
+  NotRecordedWithoutGradients() : context_(Container::currentContextId()) {
+    if (!at::GradMode::is_enabled() && inAutogradContext())
+      Container::getInstance().clearCurrentContext();
+  }
+  ~NotRecordedWithoutGradients() { Container::forceCurrentContextId(context_); }
+  NotRecordedWithoutGradients(const NotRecordedWithoutGradients&) = delete;
+  NotRecordedWithoutGradients& operator=(const NotRecordedWithoutGradients&) = delete;
+
+ private:
+  const std::int64_t context_;
+};
+
 Values toStack(Call& call, std::size_t extra) {
   Values stack;
   stack.reserve(extra + kCallHeader + call.args.size());
@@ -205,6 +224,7 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
   stack[0] = c10::List<at::IValue>(element);
   // torch reads only the type of the RRef's value from the schema.
   const c10::FunctionSchema schema("remote", "", {}, {c10::Argument("", element)});
+  const NotRecordedWithoutGradients recorded;
   return trpc::remoteTorchscript(call.worker, name, schema, stack, toTorch(call.timeout));
 } catch (const c10::Error& error) {
   throwWithoutStack(error);
@@ -239,6 +259,7 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
   } else {
     checkFetchable(*rref);
     // torch's own function, which knows whether the RRef was dropped.
+    const NotRecordedWithoutGradients recorded;
     value = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref)->toHere(toTorch(timeout));
   }
   if (type == nullptr || coerce(value, type)) return value;

@@ -94,3 +94,27 @@ def test_a_backward_does_not_wait_for_a_call_under_no_grad(group, to):
     group.all(publish_linear)
     gradients = group[0].call(backward_beside_a_call_without_gradients, to, timeout=20)
     assert torch.equal(gradients, torch.full((4,), 3.0))
+
+
+def recorded(context: int) -> int:
+    """How many calls of that context are recorded here."""
+    try:
+        found = dist_autograd._retrieve_context(context)
+    except RuntimeError:  # nobody has told this worker of it
+        return 0
+    return len(found._send_functions()) + len(found._recv_functions())
+
+
+def nothing_recorded_of_references(to: str) -> None:
+    x = X.clone().requires_grad_()
+    with dist_autograd.context() as context:
+        with torch.no_grad():
+            torch.ops.weft.fetch(weft.call_remote(f"{to}/linear", x))
+        assert rpc.rpc_sync(to, recorded, args=(context,)) == 0
+        assert dist_autograd._current_context()._context_id() == context
+
+
+@pytest.mark.parametrize("to", ["worker1", "worker0"], ids=["peer", "self"])
+def test_references_made_and_fetched_under_no_grad_are_not_recorded(group, to):
+    group.all(publish_linear)
+    group[0].call(nothing_recorded_of_references, to, timeout=20)
