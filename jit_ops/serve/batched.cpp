@@ -59,11 +59,11 @@ std::shared_ptr<const rpc::CallContext> currentCall() {
 
 // A future that knows the devices, because the thread that runs a batch has other streams than the
 // calls.
-FuturePtr argsFuture() {
+FuturePtr futureOnDevices(c10::TypePtr type) {
   using torch::distributed::rpc::RpcAgent;
   const bool in_group = RpcAgent::isCurrentRpcAgentSet();
   return c10::make_intrusive<JitFuture>(
-      c10::AnyType::get(),
+      std::move(type),
       in_group ? RpcAgent::getCurrentRpcAgent()->getDevices() : std::vector<c10::Device>());
 }
 
@@ -112,8 +112,8 @@ class Batched : public Servable {
 
   FuturePtr run(const Method& method, Values args,
                 const std::vector<std::string>& /*names*/) override {
-    Request request{argsFuture(), rowsOf(args), c10::make_intrusive<JitFuture>(method.returns),
-                    currentCall()};
+    Request request{futureOnDevices(c10::AnyType::get()), rowsOf(args),
+                    futureOnDevices(method.returns), currentCall()};
     const FuturePtr answer = request.answer;
     std::vector<Request> ready;
     const bool alone = !canShare(args);
