@@ -58,14 +58,14 @@ at::IValue remoteValue(Call call, const c10::TypePtr& type) {
 
 // TorchScript's wait for a future has no stream wait for those of the value. So a future that knows
 // devices is complete when a script gets it, and this thread's streams have waited.
-FuturePtr ordered(FuturePtr made) {
+FuturePtr completeIfOnDevices(FuturePtr made) {
   if (made->devices().empty()) return made;
   rpc::awaitInterruptibly(*made);
   return made;
 }
 
-FuturePtr callOrdered(Call call, const c10::TypePtr& type) {
-  return ordered(callAsync(std::move(call), type));
+FuturePtr callCompleteIfOnDevices(Call call, const c10::TypePtr& type) {
+  return completeIfOnDevices(callAsync(std::move(call), type));
 }
 
 // An operator that calls something published by `make`; `typed`: its arguments have `like`.
@@ -86,13 +86,13 @@ std::vector<std::optional<Operator>> typedOperators() {
   };
   return {
       calls<&call>("weft::call.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> t", true),
-      calls<&callOrdered>(
+      calls<&callCompleteIfOnDevices>(
           "weft::call_async.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> Future(t)", true),
       calls<&remoteValue>("weft::remote.t(" WEFT_TARGET ", t[] like, " WEFT_OPTIONS ") -> RRef(t)",
                           true),
       calls<&call>("weft::call.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Any", false),
-      calls<&callOrdered>("weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)",
-                          false),
+      calls<&callCompleteIfOnDevices>(
+          "weft::call_async.any(" WEFT_TARGET ", " WEFT_OPTIONS ") -> Future(Any)", false),
       op("weft::fetch(RRef(t) rref, float timeout=-1.) -> t",
          [](Stack& stack) {
            const double timeout = pop(stack).toDouble();
@@ -102,7 +102,7 @@ std::vector<std::optional<Operator>> typedOperators() {
       op("weft::fetch_async(RRef(t) rref, float timeout=-1.) -> Future(t)",
          [](Stack& stack) {
            const double timeout = pop(stack).toDouble();
-           push(stack, ordered(fetchAsync(popRRef(stack), timeout)));
+           push(stack, completeIfOnDevices(fetchAsync(popRRef(stack), timeout)));
          }),
       op("weft::drop(RRef(t) rref) -> ()", [](Stack& stack) { drop(popRRef(stack)); }),
       op("weft::owner(RRef(t) rref) -> str",

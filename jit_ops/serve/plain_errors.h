@@ -1,5 +1,5 @@
-// What leaves the functions that C++ programs call: errors without C++ stack frames, which tell the
-// caller nothing; with them if TORCH_SHOW_CPP_STACKTRACES is 1.
+// Removes C++ stack frames from errors that reach C++ callers, whom they tell nothing; keeps them
+// if TORCH_SHOW_CPP_STACKTRACES is 1.
 //
 // Any thread.
 #pragma once

@@ -151,7 +151,8 @@ class _Dumper(threading.Thread):
     """Writes the record when something fails here, when another rank has done so, and at SIGUSR2.
 
     torch's analysis needs all ranks' records, also of one that never came to the collective. The
-    ranks tell each other through the Store.
+    Store's counter says how many dumps the group has begun; a rank dumps once for each number that
+    it has not seen.
     """
 
     def __init__(self) -> None:

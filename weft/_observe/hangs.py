@@ -80,11 +80,14 @@ class _Watcher(threading.Thread):
 
     @staticmethod
     def _key(one: Waiting) -> object:
-        """The same for the calls to one worker: they mostly wait for the same reason."""
+        """What a line is said of: a collective, a worker and kind of call, a rank and its messages.
+
+        Calls to one worker mostly wait for the same reason.
+        """
         return one.kind, one.what, one.whom, one.number, one.ranks if one.kind == "message" else ()
 
     def _lines(self, late: list[Waiting]) -> list[str]:
-        """One for each collective, for each worker and kind of call, for each rank and its messages."""
+        """One for each :meth:`_key`."""
         alike: dict[object, list[Waiting]] = {}
         for one in late:
             alike.setdefault(self._key(one), []).append(one)
