@@ -15,6 +15,7 @@ import torch
 from torch.distributed.rpc import RRef
 
 from weft import _C
+from weft._observe.group import TIMED_OUT
 from weft.options import check_seconds
 from weft.publishing import GROUPS_TIMEOUT, LAST_VERSION, NEWEST, PublishedInfo, published
 
@@ -43,7 +44,12 @@ def wait_published(target: str, timeout: float = 60.0) -> PublishedInfo:
     pause = 0.01  # grows: the worker is asked often at first, and then now and again
     while True:
         left = until - time.monotonic()
-        asked = published(worker, max(left, 1.0))  # one who answers is asked once at least
+        try:
+            asked = published(worker, max(left, 1.0))  # one who answers is asked once at least
+        except RuntimeError as error:
+            if not str(error).startswith(TIMED_OUT):
+                raise
+            asked = []
         found = [info for info in asked if info.name == name]
         if version:
             found = [info for info in found if info.version == version]

@@ -29,8 +29,9 @@ def init_rpc(
     Args:
         name: the name of this worker.
         rank: the rank of this worker.
-        world_size: the number of workers; None for a dynamic group. A group of 1 needs no rank and
-            no ``init_method``: without one it takes a free port and ignores the environment.
+        world_size: the number of workers; None for a dynamic group. A group of 1 needs no rank, and
+            no ``init_method`` among options by name: it then takes a free port and ignores the
+            environment.
         rpc_backend_options: the options as one object,
         options: or by name, as :class:`weft.RpcBackendOptions` takes them.
 

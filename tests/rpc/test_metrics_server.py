@@ -56,6 +56,13 @@ def ask(place: tuple[str, int], path: str = "/") -> bytes:
         return answer.read()
 
 
+def test_it_asks_no_dns_for_its_name(monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "getfqdn", asked.append)
+    http_server.BoundedServer(("127.0.0.1", 0), Page).server_close()
+    assert asked == []
+
+
 def ended(stranger: socket.socket) -> bool:
     """Whether the server hangs up on it."""
     with contextlib.suppress(ConnectionResetError):

@@ -290,6 +290,13 @@ def test_pythons_level_rules_where_the_variable_is_unset():
         workers.all(leave)
 
 
+def test_the_line_of_the_metrics_is_an_address_for_ipv6_too():
+    told = {"WEFT_LOG_LEVEL": "info", "WEFT_METRICS": "[::1]:0"}
+    with Group(1, told, rpc_timeout=30) as members:
+        members[0].wait_for_output("metrics are served at http://[::1]:")
+        members.shutdown()
+
+
 def test_without_a_handler_the_lines_go_to_standard_error():
     with Group(2, {"WEFT_LOG_LEVEL": "info"}, rpc_timeout=30) as members:
         members[0].wait_for_output("weft (info): worker 'worker0' (rank 0) of 2 has joined")

@@ -566,3 +566,18 @@ def test_the_delay_of_a_batch(group, delay):
     error = group[0].fails(bad_delay, delay)
     assert error.kind == "ValueError"
     assert "max_delay must not be negative or infinite" in error.message
+
+
+def wait_for_what_a_stopped_worker_publishes() -> None:
+    import weft
+
+    weft.wait_published("worker1/nothing", timeout=0.1)
+
+
+def test_a_wait_for_what_a_busy_worker_publishes_times_out():
+    with Group(2, peer_timeout=60) as members:
+        members[1].stop()
+        error = members[0].fails(wait_for_what_a_stopped_worker_publishes)
+        assert error.kind == "TimeoutError"
+        assert error.message == "worker1/nothing was not published within 0.1 s"
+        members[1].kill()

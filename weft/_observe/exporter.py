@@ -52,7 +52,8 @@ def start() -> None:
             _server = None  # the next one to join tries again
         return
     own, port = server.server_address[:2]
-    inform(f"metrics are served at http://{host}:{port}/metrics")
+    shown = f"[{host}]" if ":" in host else host
+    inform(f"metrics are served at http://{shown}:{port}/metrics")
     if not ipaddress.ip_address(str(own).partition("%")[0]).is_loopback:
         warn(
             f"whoever reaches {text} (WEFT_METRICS) reads this group's metrics and the stacks of "

@@ -22,7 +22,7 @@ _SHAPES: dict[Callable[[], State], dict[str, Any]] = {
     state.own_state: {"host": str, "pid": int, "waits": list[Waiting], "metrics": Metrics},
     state.own_stacks: {"host": str, "pid": int, "stacks": str},
 }
-_TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
+TIMED_OUT = "RPCErr:1:"  # how torch marks a call's timeout (torch/csrc/distributed/rpc/utils.h)
 
 
 def stacks() -> dict[str, str]:
@@ -73,7 +73,7 @@ def ask(
 def why_silent(error: Exception) -> str:
     """In a line, for a worker that was given a second."""
     text = str(error).partition("\n")[0]
-    return silent(_PATIENCE) if text.startswith(_TIMED_OUT) else text
+    return silent(_PATIENCE) if text.startswith(TIMED_OUT) else text
 
 
 def silent(seconds: float) -> str:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
 from weft._torch.log import warn
 
@@ -32,6 +33,10 @@ class BoundedServer(ThreadingHTTPServer):
         # Oldest first: until when the request is to come; None: it is here.
         self._open: dict[object, float | None] = {}
         super().__init__(place, handler)
+
+    def server_bind(self) -> None:
+        """Without the name of this host, which HTTPServer asks the DNS for, and nobody here for it."""
+        TCPServer.server_bind(self)
 
     def heard(self, request: object) -> None:
         """The whole request has come."""
