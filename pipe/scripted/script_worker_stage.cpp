@@ -93,9 +93,13 @@ at::Tensor ScriptWorkerStage::loss(const StageContext& at, StageArguments argume
   TORCH_CHECK(made.isTensor() && made.toTensor().numel() == 1 && !made.toTensor().is_complex(),
               "the loss of a micro-batch must be a tensor of one real number, got ", made);
   TORCH_CHECK(made.toTensor().requires_grad(), stage_errors::kHasNoGraph);
-  at::Tensor loss = made.toTensor().reshape({});
-  if (weight == 0) loss = loss.nan_to_num();  // a mean of no rows is no number
-  loss = loss * weight;
+  if (weight == 0) {  // it counts nothing, and as a mean of nothing has no number and no gradient
+    Held inputs_alone;
+    inputs_alone.inputs = std::move(held.inputs);
+    hold(at.micro_batch, std::move(inputs_alone));
+    return at::zeros({}, made.toTensor().options());
+  }
+  const at::Tensor loss = made.toTensor().reshape({}) * weight;
   held.outputs.push_back(loss);
   hold(at.micro_batch, std::move(held));
   return loss.detach();

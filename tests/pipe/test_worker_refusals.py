@@ -300,6 +300,7 @@ def test_a_loss_says_how_micro_batches_are_weighed(group):
 def losses_that_ignore_and_weigh_classes() -> None:
     """Micro-batches have other weights than each other; the first has none, unless -100 counts."""
     inputs, weight = torch.randn(8, 4), torch.tensor([0.1, 2.0, 0.7])
+    without_first = torch.tensor([0.0, 1.0, 0.7])
     ignoring = torch.tensor([-100, -100, 1, -100, 0, 2, 2, 1])
     counting = torch.tensor([0, 0, 1, 2, 0, 2, 2, 1])
     for loss, targets in (
@@ -310,9 +311,12 @@ def losses_that_ignore_and_weigh_classes() -> None:
         (nn.functional.cross_entropy, ignoring),
         (functools.partial(nn.functional.cross_entropy, weight=weight, ignore_index=0), counting),
         (nn.CrossEntropyLoss(weight=weight), torch.rand(8, 3).softmax(1)),
+        (nn.CrossEntropyLoss(weight=without_first), counting),
+        (torch.jit.script(nn.CrossEntropyLoss(weight=without_first)), counting),
+        (nn.CrossEntropyLoss(weight=weight), counting.to(torch.uint8)),
     ):
         for layer in (nn.Linear(4, 3), torch.jit.script(nn.Linear(4, 3))):
-            pipe = pipe_of_layers([layer], "1", 4, "gpipe", "never")
+            pipe = pipe_of_layers([layer], "1", 4, "gpipe", "except_last")
             plain = nn.Linear(4, 3)
             plain.load_state_dict({name[2:]: one for name, one in pipe.state_dict().items()})
             expected = loss(plain(inputs), targets)

@@ -62,7 +62,8 @@ def _class_weights(loss: Loss, targets: Sequence[Any]) -> list[float] | None:
     weight, ignored = options
     sums = []
     for target in targets:
-        kept = target[target != ignored]
+        classes = target.long()  # an index of uint8 would be a mask
+        kept = classes[classes != ignored]
         sums.append(
             kept.new_tensor(kept.numel()) if weight is None else weight.to(kept.device)[kept].sum()
         )

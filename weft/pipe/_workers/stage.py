@@ -102,10 +102,10 @@ class Stage:
             )
         if not loss.requires_grad:
             raise ValueError(_C.pipe.HAS_NO_GRAPH)
-        loss = loss.reshape(())
-        if weight == 0:  # a mean of no rows is no number
-            loss = loss.nan_to_num()
-        loss = loss * weight
+        if weight == 0:  # it counts nothing, and as a mean of nothing has no number and no gradient
+            self._hold(micro_batch.number, held._replace(outputs=[], repeat=None))
+            return loss.detach().new_zeros(())
+        loss = loss.reshape(()) * weight
         if held.repeat is None:
             held.outputs.append(loss)
         else:
