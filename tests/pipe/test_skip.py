@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import weft
 from weft.pipe.skip import Namespace, Skippable, pop, skippable, stash, verify_skippables
 from weft.pipe.skip._layout import skip_layout
 
@@ -42,6 +43,33 @@ def test_a_skip_reaches_its_pop_and_its_gradient_comes_back():
     assert torch.equal(y, torch.full((3,), 4.0))
     y.sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 3.0))
+
+
+class Inside(nn.Module):
+    """Has the layers in another order than that in which it runs them."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = Layer3()
+        self.first = Layer1()
+
+    def forward(self, input):
+        return self.last(self.first(input))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_pipe_sees_the_skips_of_what_is_inside_its_layers():
+    x = torch.ones(4, 3)
+    for layers in (
+        [Layer1(), weft.WithDevice(Layer3(), "cpu")],
+        [Layer2(), Inside()],
+    ):
+        plain = nn.Sequential(*layers)
+        pipe = weft.Pipe(copy.deepcopy(plain), chunks=2)
+        assert torch.equal(pipe(x).local_value(), plain(x))
+    missing = nn.Sequential(Layer1(), weft.WithDevice(Layer2(), "cpu"))
+    with pytest.raises(TypeError, match=r"'1to3' as poppable but stashed \(by '0'\)"):
+        weft.Pipe(missing)
 
 
 def test_namespaces_tell_equal_names_apart():

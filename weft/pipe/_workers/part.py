@@ -24,7 +24,6 @@ from weft.pipe._workers.runner import Runner
 from weft.pipe._workers.schedule import PlanSpec, Task, plan_of
 from weft.pipe._workers.stage import Stage
 from weft.pipe._workers.worker_optimizer import WorkerOptimizer
-from weft.pipe.skip import Skippable
 from weft.pipe.skip._layout import Declared
 from weft.pipe.skip._store import SkipKey
 from weft.remote_module import RemoteModule
@@ -165,12 +164,11 @@ class Part:
         """What the stages' layers stash and pop, with the stage."""
         names = {id(module): name for name, module in self.layers.items()}
         return [
-            (number, Declared.by(".".join(filter(None, (names[id(layer)], name))), module))
+            (number, declared)
             for number, stage in self.stages.items()
             if self.places[number].worker == self.name  # of replicas, the first one
             for layer in stage.layers
-            for name, module in layer.named_modules()
-            if isinstance(module, Skippable)
+            for declared in Declared.inside(names[id(layer)], layer)
         ]
 
     def connect(self, routes: Sequence[tuple[SkipRoute, SkipKey]]) -> None:

@@ -45,8 +45,16 @@ class Declared(NamedTuple):
     pops: list[SkipKey]
 
     @staticmethod
-    def by(layer: str, module: Skippable) -> Declared:
-        return Declared(layer, list(module.stashable()), list(module.poppable()))
+    def inside(layer: str, module: nn.Module) -> list[Declared]:
+        """What the module and those in it stash and pop. Those that pop come last: a module may have
+        them in another order than that in which it runs them.
+        """
+        found = [
+            Declared(name, list(one.stashable()), list(one.poppable()))
+            for name, one in module.named_modules(prefix=layer)
+            if isinstance(one, Skippable)
+        ]
+        return sorted(found, key=lambda one: bool(one.pops))
 
 
 def _faults(layers: Iterable[Declared]) -> Iterator[str]:
@@ -95,6 +103,4 @@ def verify_skippables(module: nn.Sequential) -> None:
     Raises:
         TypeError: a skip is not; the text lists every fault.
     """
-    verify_declared(
-        Declared.by(name, layer) for name, layer in _layers(module) if isinstance(layer, Skippable)
-    )
+    verify_declared(one for name, layer in _layers(module) for one in Declared.inside(name, layer))
