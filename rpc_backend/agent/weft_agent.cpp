@@ -104,7 +104,8 @@ FuturePtr WeftAgent::send(const WorkerInfo& to, MessagePtr message, const float 
 }
 
 FuturePtr WeftAgent::sendQuick(const WorkerInfo& to, MessagePtr message) {
-  return send(to, message, torch::distributed::rpc::kUnsetRpcTimeout, {}, /*quick=*/true);
+  constexpr float kNoTimeout = 0;
+  return send(to, message, kNoTimeout, {}, /*quick=*/true);
 }
 
 FuturePtr WeftAgent::send(const WorkerInfo& to, const MessagePtr& message, float timeout_seconds,

@@ -73,8 +73,8 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
 
-  // As send(), for a quick call (rpc_backend/serve/quick_call.h) with the group's timeout. The
-  // future's callbacks must neither wait nor call out.
+  // As send(), for a quick call (rpc_backend/serve/quick_call.h) without a timeout: the loss of the
+  // worker ends it. The future's callbacks must neither wait nor call out.
   FuturePtr sendQuick(const WorkerInfo& to, MessagePtr message);
   // Waits until `done()`, which must be cheap and take no lock that this thread holds. Meanwhile
   // this thread reads what comes. Nothing: it cannot, so wait in another way. Another thread that

@@ -299,21 +299,6 @@ def test_what_cannot_be_done_is_refused(group, case, said):
     assert said in answer
 
 
-def is_slow_to_move() -> None:
-    import weft
-
-    slow = weft.WithDevice(models.SlowToMove(4, 3), "worker1/cpu")
-    pipe = weft.Pipe(nn.Sequential(slow), schedule="gpipe")
-    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
-    pipe.close()
-
-
-def test_the_timeout_of_calls_does_not_bound_what_workers_are_asked_for():
-    with Group(2, rpc_timeout=1) as workers:
-        workers[0].call(is_slow_to_move)
-        workers.shutdown()
-
-
 _interrupted: list = []  # the driver's pipeline, from call to call
 
 

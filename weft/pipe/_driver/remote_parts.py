@@ -197,7 +197,8 @@ class RemoteParts:
         if worker in self._scripted:
             output = self._scripted[worker].take_output(mini_batch)
         else:
-            output = rpc.remote(worker, calls.take_output, args=(self._pipe, mini_batch))
+            args = (self._pipe, mini_batch)
+            output = rpc.remote(worker, calls.take_output, args=args, timeout=0)
         self._outputs = [one for one in self._outputs if not one.done()]
         taken = output._get_future()
         taken.add_done_callback(lambda _, parts=self: None)  # the stages stay until it is taken

@@ -191,7 +191,8 @@ class ScriptWorker:
 
     def take_output(self, mini_batch: int) -> rpc.RRef[Any]:
         """An RRef of it."""
-        return call_remote(f"{self._worker}/{_NAME}", self._pipe, mini_batch, method="take_output")
+        target = f"{self._worker}/{_NAME}"
+        return call_remote(target, self._pipe, mini_batch, method="take_output", timeout=0)
 
     def close(self) -> Any:
         self.hold = None
