@@ -456,3 +456,20 @@ def test_a_lost_driver_keeps_no_graph_alive():
         for worker in (workers[1], workers[2]):
             worker.call(wait_until_graphs_are_gone)
             worker.kill()
+
+
+def fails_with_a_graph_that_is_kept() -> None:
+    """After the gradient of one input was there."""
+    pipe = pipe_of_layers([models.FailsLate()], "1", 1, "gpipe", "never")
+    inputs = [torch.randn(4, 3, requires_grad=True) for _ in range(2)]
+    total = pipe(*inputs).to_here().sum()
+    with pytest.raises(RuntimeError, match="the backward fails on purpose"):
+        total.backward(retain_graph=True)
+    total.backward()
+    for one in inputs:
+        assert torch.equal(one.grad, torch.full((4, 3), 2.0))
+    pipe.close()
+
+
+def test_a_backward_after_one_that_failed_gives_the_gradients_of_one(group):
+    group[0].call(fails_with_a_graph_that_is_kept)

@@ -127,6 +127,24 @@ class Failing(nn.Module):
         raise ValueError("the backward fails on purpose")
 
 
+class FailsLate(nn.Module):
+    """Its first backward raises on the way to the second input, when it has come to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed = False
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        b = b * 2
+        b.register_hook(self._fail_once)
+        return a * 2 + b
+
+    def _fail_once(self, gradient: Tensor) -> None:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("the backward fails on purpose")
+
+
 class FailsInACheckpoint(nn.Module):
     """Has a checkpoint of its own."""
 

@@ -277,11 +277,12 @@ def _gradients(
     if not outputs or (not inputs and not how.parameters):
         return [None] * len(inputs)
     if how.parameters and how.context is None:
-        torch.autograd.backward(outputs, found, retain_graph=how.retain)
-        gradients = [leaf.grad for leaf in inputs]
-        for leaf in inputs:
-            leaf.grad = None
-        return gradients
+        try:
+            torch.autograd.backward(outputs, found, retain_graph=how.retain)
+            return [leaf.grad for leaf in inputs]
+        finally:  # a kept graph may run again after a failure, which has left some
+            for leaf in inputs:
+                leaf.grad = None
     parameters: list[Tensor] = []
     if how.parameters:
         own = set(map(id, inputs))
