@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -198,6 +199,31 @@ def given_as_an_rref() -> str:
 
 def test_a_remote_module_without_its_class_cannot_be_made_again(group):
     assert "was made from an RRef" in group[0].call(given_as_an_rref)
+
+
+def cannot_ask_the_second() -> None:
+    from weft.pipe._driver import remote_parts
+
+    def has_no_python(worker: str) -> bool:
+        if worker == "worker2":
+            raise RuntimeError("it is lost again")
+        return False
+
+    parts = remote_parts.RemoteParts("a pipeline", [], 0)
+    known = dict.fromkeys(("worker1", "worker2"), object())
+    parts._scripted = dict(known)
+    with (
+        mock.patch.object(remote_parts, "has_no_python", has_no_python),
+        pytest.raises(RuntimeError, match="lost again"),
+    ):
+        parts._find_scripted(list(known))
+    assert parts._scripted == known
+    parts._find_scripted(["worker1"])
+    assert parts._scripted.keys() == {"worker2"}
+
+
+def test_cpp_workers_stay_known_where_one_cannot_be_asked(group):
+    group[0].call(cannot_ask_the_second)
 
 
 def begin_two(folder: str) -> None:

@@ -129,13 +129,17 @@ class RemoteParts:
             self.begin(worker, calls.close).wait()
 
     def _find_scripted(self, workers: Sequence[str]) -> None:
-        here = rpc.get_worker_info().name
-        for worker in workers:
-            self._scripted.pop(worker, None)
-            if worker != here and has_no_python(worker):
-                made = ScriptWorker(self._pipe, worker, self._layers_at(worker))
-                made.check(self.places, self._deferred)
-                self._scripted[worker] = made
+        # All are asked before one is replaced: where that raises, all stay what they were.
+        found = {**self._scripted, **{worker: self._script_worker(worker) for worker in workers}}
+        self._scripted = {worker: one for worker, one in found.items() if one is not None}
+
+    def _script_worker(self, worker: str) -> ScriptWorker | None:
+        """None: the worker has Python."""
+        if worker == rpc.get_worker_info().name or not has_no_python(worker):
+            return None
+        made = ScriptWorker(self._pipe, worker, self._layers_at(worker))
+        made.check(self.places, self._deferred)
+        return made
 
     def _layers_at(self, worker: str) -> dict[int, list[Layer]]:
         return {
