@@ -245,10 +245,11 @@ def test_a_checkpoint_that_ctrl_c_left_is_of_one_moment(group, tmp_path, name):
 
 def finds_a_folder_of_its_own(folder: str) -> None:
     found = Training(folder)
-    left = Path(f"{found.path}.{found.pipe._identity}.unfinished")
-    left.mkdir()
-    (left / "shard-7.pt").touch()
     for background in (False, True):
+        for what in ("unfinished", "before"):
+            left = Path(f"{found.path}.{found.pipe._identity}.{what}")
+            left.mkdir()
+            (left / "shard-7.pt").touch()
         found.pipe.save_checkpoint(found.path, background).wait()
         found.pipe.load_checkpoint(found.path)
     found.pipe.close()

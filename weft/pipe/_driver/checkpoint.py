@@ -115,6 +115,7 @@ class Checkpoint:
         try:
             former = self._path.exists()
             if former:
+                shutil.rmtree(self._before, ignore_errors=True)  # what a former save left
                 self._path.rename(self._before)
             try:
                 self._unfinished.rename(self._path)
