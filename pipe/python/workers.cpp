@@ -52,6 +52,14 @@ void wait(Deliveries& self) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// Ctrl-C likewise.
+void pingWorker(const std::string& worker) {
+  HANDLE_TH_ERRORS
+  const py::gil_scoped_release no_gil;
+  ping(worker);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 // What the end of a run throws is raised with its message alone.
 void endRun(RepeatedDraws& self, const py::object& type, const py::args&) {
   HANDLE_TH_ERRORS
@@ -183,6 +191,8 @@ void bindWorkers(py::module_& pipe) {
           py::arg("worker"), py::arg("key"), py::arg("layout"), py::arg("tensors"),
           py::call_guard<py::gil_scoped_release>())
       .def("wait", &wait, "Until all has arrived. RuntimeError: something did not.");
+  pipe.def("ping", &pingWorker, py::arg("worker"),
+           "Waits until the worker has answered. RuntimeError: it is lost.");
   pipe.def("share_storage", &shareStorage, py::arg("tensors"),
            "Whether two of the tensors are in one storage; of sparse ones, their values.");
   pipe.def("overlapping", &overlapping, py::arg("tensors"),

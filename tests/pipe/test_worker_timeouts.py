@@ -63,3 +63,20 @@ def test_nor_the_values_that_they_are_sent():
     with Group(2, rpc_timeout=1, peer_timeout=60) as workers:
         workers[0].call(waits_for_a_stopped_worker)
         workers.shutdown()
+
+
+def waits_for_a_slow_first_stage() -> None:
+    import weft
+    from weft.pipe._workers.job import Outcome
+
+    weft.register_function(Outcome)  # which workers answer with
+    layers = [models.TakesLong(), nn.Linear(4, 3)]
+    pipe = pipe_of_layers(layers, "12", 1, "gpipe", "never")
+    pipe.step(*models.batch(), loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_a_driver_that_takes_registered_functions_alone_is_asked_whether_it_is_there():
+    with Group(3, per_rank=[{"request_policy": "registered"}, {}, {}]) as workers:
+        workers[0].call(waits_for_a_slow_first_stage)
+        workers.shutdown()

@@ -261,6 +261,14 @@ class SlowToMove(nn.Linear):
         return super()._apply(*args, **kwargs)
 
 
+class TakesLong(nn.Module):
+    """Takes so long that a worker which waits for its output asks whether the driver is there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        takes(1.5)
+        return x
+
+
 class CannotMove(nn.Linear):
     def _apply(self, *args, **kwargs):
         raise RuntimeError("it cannot be moved, on purpose")

@@ -133,7 +133,7 @@ class Part:
             try:
                 parcel = self.arrivals.take(key, _LOOK)
                 if parcel is None and self.name != self.driver:
-                    rpc.rpc_sync(self.driver, rpc.get_worker_info, timeout=0)
+                    _C.pipe.ping(self.driver)
             except RuntimeError as error:
                 raise Abandoned(str(error)) from None
             if parcel is not None:
