@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "pipe/cell/gradient_boundary.h"
 #include "pipe/workers/stage_errors.h"
 
 namespace weft::pipe {
@@ -87,6 +88,7 @@ at::Tensor ScriptWorkerStage::loss(const StageContext& at, StageArguments argume
     output = cut(output);
     held.cuts = thatWantGradients(tensorsOf({output}));
     held.wanted = held.cuts.size();
+    output = withTensors(output, aliasOf);  // which the loss may change in place
   }
   const at::IValue made = callScript(criterion, {output, onHost(target)}, python_);
   TORCH_CHECK(at::GradMode::is_enabled(), stage_errors::kLeavesGradientsOff);

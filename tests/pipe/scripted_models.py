@@ -151,6 +151,14 @@ class PythonTakes(nn.Module):
         return named["y"] * more[0] + more[1]
 
 
+class InPlaceLoss(nn.Module):
+    """Changes the output, and then uses it."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        output.sub_(target)
+        return output.square().mean()
+
+
 def seeded(seed: int) -> None:
     torch.manual_seed(seed)
 

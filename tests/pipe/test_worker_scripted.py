@@ -276,6 +276,25 @@ def test_a_change_of_what_a_recomputation_needs_is_refused(group):
     group[0].call(refuses_changes)
 
 
+def has_a_loss_that_changes_the_output(place: str) -> None:
+    inputs, loss = models.batch()[0], scripted.InPlaceLoss()
+    for checkpoint in ("never", "always"):
+        layer = nn.Linear(4, 4)
+        pipe = pipe_of_layers([torch.jit.script(layer)], place, 3, "gpipe", checkpoint)
+        plain = nn.Sequential(copy.deepcopy(layer))
+        for _ in range(2):
+            pipe.step(inputs, inputs, loss=torch.jit.script(loss))
+            models.one_after_the_other(plain, inputs, inputs, loss, 3)
+        same(gradients_of(pipe), {name: one.grad for name, one in plain.named_parameters()})
+        assert all(in_cpp(pipe))
+        pipe.close()
+
+
+@pytest.mark.parametrize("place", ["0", "1"])
+def test_a_loss_may_change_the_output_in_place(group, place):
+    group[0].call(has_a_loss_that_changes_the_output, place)
+
+
 def is_recorded() -> None:
     inputs, targets = models.batch()
     pipe = pipe_of_layers(scripted.layers(), "0122", 4, "1f1b", "never")
