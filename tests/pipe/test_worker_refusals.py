@@ -273,6 +273,19 @@ def test_a_loss_is_weighed_by_the_rows_of_the_batch(group):
     group[0].call(rows_of_the_batch)
 
 
+def too_few_for_the_schedule() -> None:
+    pipe = pipe_of_layers([nn.Linear(4, 4) for _ in range(4)], "1212", 4, "interleaved", "never")
+    inputs, targets = models.batch()
+    with pytest.raises(ValueError, match=r"^the schedule 'interleaved' takes a multiple of 2"):
+        pipe.step(inputs[:3], targets[:3], loss=CROSS_ENTROPY)
+    pipe.step(inputs[:2], targets[:2], loss=CROSS_ENTROPY)
+    pipe.close()
+
+
+def test_a_batch_with_too_few_rows_for_the_schedule_is_refused(group):
+    group[0].call(too_few_for_the_schedule)
+
+
 def losses_and_their_reductions() -> None:
     """Seven rows in three micro-batches."""
     pipe = pipe_of_layers([nn.Linear(4, 3)], "1", 3, "gpipe", "never")

@@ -294,7 +294,9 @@ class WorkerPipe(StateElsewhere):
 
     def _job(self, work: Work, chunks: int) -> Job:
         self._parts.check_open()
-        return Job(work, self._plan_spec(work, chunks), self._recompute(chunks))
+        spec = self._plan_spec(work, chunks)
+        self._plan(spec)  # raises what the schedule cannot do with so few micro-batches
+        return Job(work, spec, self._recompute(chunks))
 
     def _plan_spec(self, work: Work, chunks: int) -> PlanSpec:
         return PlanSpec(self.schedule, chunks, work.only)
