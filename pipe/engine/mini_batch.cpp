@@ -224,23 +224,24 @@ std::vector<at::Tensor> MiniBatch::joinInputGrads(PipelineJob& job) const {
   return result;
 }
 
-// The next backward finds the cells as this one found them, or none of them.
-void MiniBatch::abandonBackward(bool keep_graph) {
-  if (!keep_graph) {
-    spent_.store(true);
-    return;
-  }
+// The next backward finds the cells as this one found them.
+void MiniBatch::abandonBackward() {
   for (MicroBatchCell& cell : cells_)
     cell.forgetRecomputation();
   context_.parameters.noteVersions();
 }
 
-MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
-                                         bool keep_graph) {
-  const std::unique_lock alone(backward_runs_, std::try_to_lock);
+std::unique_lock<std::mutex> MiniBatch::beginBackward() {
+  std::unique_lock alone(backward_runs_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(),
               "the backward of this Pipe output runs already, on another thread; run the backwards "
               "of one output one after the other");
+  TORCH_CHECK(!spent_, torch::autograd::ERR_BACKWARD_TWICE);
+  return alone;
+}
+
+MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
+                                         bool keep_graph) {
   const at::NoGradGuard no_grad;
   std::optional<GradientBoundary> boundary;  // for what is recomputed
   if (std::any_of(cells_.begin(), cells_.end(), [](const MicroBatchCell& cell) {
@@ -271,10 +272,11 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
       gpipeBackward(context_.micro_batches, pipeline_->worker_of, pipeline_->consumers, work),
       PipelineJob::Direction::kBackward, perform);
   splitGrads(grads, job);
+  spent_ = !keep_graph;
   try {
     run(job, pipeline_->backward_policy);
   } catch (...) {
-    abandonBackward(keep_graph);
+    if (keep_graph) abandonBackward();
     throw;
   }
   context_.parameters.noteVersions();

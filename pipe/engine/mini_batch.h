@@ -1,9 +1,9 @@
 // MiniBatch: runs its forward, keeps what a backward needs, and runs the backward.
 //
-// Threads: forward() once; backward() any, one at a time. Failure: throws what a stage throws.
+// Threads: forward() once; backward() any, one at a time (beginBackward). Failure: throws what a
+// stage throws.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,17 +43,16 @@ class MiniBatch {
   };
   Result forward();
 
+  // Held while a backward runs. Throws while another one does, and after one that kept no graph.
+  std::unique_lock<std::mutex> beginBackward();
   // The gradients of the mini-batch, per input tensor and per parameter; undefined if there is
-  // none, none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Throws while
-  // another backward of this mini-batch runs. After one that threw, `isSpent` or as before it.
+  // none, none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Where it
+  // throws and was to keep the graph, the mini-batch is as before.
   struct Gradients {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> parameters;
   };
   Gradients backward(const std::vector<at::Tensor>& grads, const Wanted& wanted, bool keep_graph);
-
-  // A backward that was to keep no graph has failed: some cells have none any more.
-  bool isSpent() const { return spent_.load(); }
 
   const ForwardInput& input() const { return input_; }
   const MiniBatchContext& context() const { return context_; }
@@ -68,7 +67,7 @@ class MiniBatch {
     return index.micro_batch * pipeline_->stages.size() + index.stage;
   }
   void run(PipelineJob& job, ThreadPolicy& policy);
-  void abandonBackward(bool keep_graph);
+  void abandonBackward();
   Activations firstInput(std::vector<at::Tensor> tensors) const;
   bool isCheckpointed(std::size_t micro_batch) const;
   Result joinOutputs(PipelineJob& job);
@@ -82,7 +81,7 @@ class MiniBatch {
   const std::optional<std::size_t> to_compile_;      // ThreadPolicy's
   const std::vector<std::uint32_t> input_versions_;  // if gradients are wanted
   std::mutex backward_runs_;
-  std::atomic<bool> spent_{false};
+  bool spent_ = false;  // a backward that keeps no graph has run: some cells have none any more
   std::vector<MicroBatchCell> cells_;
   std::vector<Gathered::Source> sources_;
   std::vector<std::size_t> output_sizes_;  // per micro-batch: tensors that the last stage gave

@@ -21,8 +21,8 @@ PipelineNode::PipelineNode(std::unique_ptr<MiniBatch> run) : run_(std::move(run)
     inputs_.emplace_back(tensor, false);
 }
 
-Wanted PipelineNode::wanted() const {
-  const std::size_t inputs = run_->input().tensors.size();
+Wanted PipelineNode::wanted(const MiniBatch& run) const {
+  const std::size_t inputs = run.input().tensors.size();
   Wanted wanted;
   for (const auto k : c10::irange(num_outputs())) {
     (k < inputs ? wanted.inputs : wanted.parameters).push_back(task_should_compute_output(k));
@@ -57,18 +57,23 @@ autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
 }
 
 autograd::variable_list PipelineNode::backward(const autograd::variable_list& grads) {
-  TORCH_CHECK(run_ && !run_->isSpent(), autograd::ERR_BACKWARD_TWICE);
+  const std::shared_ptr<MiniBatch> run = [&] {
+    const std::lock_guard lock(mutex_);
+    return run_;
+  }();
+  TORCH_CHECK(run, autograd::ERR_BACKWARD_TWICE);
+  const auto alone = run->beginBackward();
   if (at::GradMode::is_enabled()) {
     std::vector<at::Tensor> inputs;
     // One tensor given twice stays one, also where saved-tensor hooks make a new one each time.
     for (const auto k : c10::irange(inputs_.size())) {
-      const std::size_t first = firstSame(run_->input().tensors, k);
+      const std::size_t first = firstSame(run->input().tensors, k);
       inputs.push_back(first < k ? at::Tensor(inputs[first]) : inputs_[k].unpack());
     }
-    return gradientsWithGraph(*run_, inputs, grads, wanted());
+    return gradientsWithGraph(*run, inputs, grads, wanted(*run));
   }
   MiniBatch::Gradients found =
-      run_->backward(grads, wanted(), autograd::get_current_graph_task_keep_graph());
+      run->backward(grads, wanted(*run), autograd::get_current_graph_task_keep_graph());
   autograd::variable_list result = std::move(found.inputs);
   for (at::Tensor& grad : found.parameters)
     result.push_back(std::move(grad));
@@ -76,7 +81,11 @@ autograd::variable_list PipelineNode::backward(const autograd::variable_list& gr
 }
 
 void PipelineNode::release_variables() {
-  run_.reset();
+  std::shared_ptr<MiniBatch> run;  // dropped without the lock
+  {
+    const std::lock_guard lock(mutex_);
+    run_.swap(run);
+  }
   arrived_.reset();
   for (autograd::SavedVariable& saved : inputs_)
     saved.reset_data();

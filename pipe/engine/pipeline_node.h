@@ -34,10 +34,11 @@ class PipelineNode final : public torch::autograd::Node {
 
  private:
   torch::autograd::variable_list backward(const torch::autograd::variable_list& grads);
-  Wanted wanted() const;
+  Wanted wanted(const MiniBatch& run) const;
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
-  std::unique_ptr<MiniBatch> run_;  // nullptr once released
+  // nullptr once released, which another backward on another thread may do. Under Node's mutex_.
+  std::shared_ptr<MiniBatch> run_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::optional<Arrived> arrived_;
 };

@@ -5,11 +5,15 @@ Tolerance: 1e-6 absolute and 1e-5 relative in float32, the difference between on
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from pipe_models import MODES, WAYS, assert_same, gradients, make_pipe, mlp, plain_copy
 from torch import nn
 from torch.autograd import Function
+
+from weft.pipe import is_recomputing
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -192,6 +196,34 @@ def test_an_output_that_is_a_parameter_has_memory_of_its_own():
     output.mul_(3).sum().backward()
     assert_same(pipe[0].weight.detach(), torch.ones(2))
     assert_same(pipe[0].weight.grad, torch.full((2,), 3.0))
+
+
+def test_another_backward_of_an_output_is_refused_while_one_runs():
+    """Also while its stages run again for gradients with a graph."""
+    came, goes = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            if is_recomputing():
+                came.set()
+                assert goes.wait(60)
+            return x * x
+
+    x = torch.full((4, 2), 3.0, requires_grad=True)
+    output = make_pipe(nn.Sequential(Waits()), checkpoint="never")(x).local_value()
+    found = []
+
+    def run() -> None:
+        found.extend(torch.autograd.grad(output.sum(), x, create_graph=True))
+
+    one = threading.Thread(target=run)
+    one.start()
+    assert came.wait(60)
+    with pytest.raises(RuntimeError, match="runs already, on another thread"):
+        output.sum().backward()
+    goes.set()
+    one.join()
+    assert_same(found[0].detach(), torch.full((4, 2), 6.0))
 
 
 @pytest.mark.parametrize("mode", MODES)
