@@ -74,22 +74,35 @@ void MiniBatch::run(PipelineJob& job, ThreadPolicy& policy) {
   }
 }
 
+// What they refer to, whether gradients are wanted or not.
+std::vector<at::Tensor> MiniBatch::tensorsOfStages() const {
+  std::vector<at::Tensor> found;
+  for (const auto j : c10::irange(pipeline_->stages.size())) {
+    const std::lock_guard alone(pipeline_->in_use[j]);
+    const auto tensors =
+        context_.grad ? context_.tensors[j]->tensors : pipeline_->stages[j]->parametersAndBuffers();
+    found.insert(found.end(), tensors.begin(), tensors.end());
+  }
+  return found;
+}
+
 // Tensors that are not joined of several pieces are in memory that the graphs use, and another
-// output, the input or a parameter may be in it too. Autograd would not learn that a change of the
-// one in place changes the other. The same where no gradient is wanted: what a caller may do with
-// an output does not depend on that, nor on the number of micro-batches.
+// output, the input, a parameter or a buffer may be in it too. Autograd would not learn that a
+// change of the one in place changes the other. The same where no gradient is wanted: what a caller
+// may do with an output does not depend on that, nor on the number of micro-batches.
 void MiniBatch::separateOutputs(Gathered& gathered) const {
   auto& tensors = gathered.batch.tensors;
-  const auto& parameters = context_.parameters.all;
+  std::optional<std::vector<at::Tensor>> of_stages;  // asked for once, if at all
   for (const auto s : c10::irange(tensors.size())) {
     if (gathered.sources[s].micro_batch < 0 && context_.micro_batches > 1) continue;
+    if (!of_stages) of_stages = tensorsOfStages();
     const auto overlaps = [&](const at::Tensor& other) {
       return !other.is_same(tensors[s]) && mayOverlap(other, tensors[s]);
     };
     const auto end = tensors.begin() + static_cast<std::ptrdiff_t>(s);
     if (std::none_of(tensors.begin(), end, overlaps) &&
         std::none_of(input_.tensors.begin(), input_.tensors.end(), overlaps) &&
-        std::none_of(parameters.begin(), parameters.end(), overlaps)) {
+        std::none_of(of_stages->begin(), of_stages->end(), overlaps)) {
       continue;
     }
     const at::Tensor before = tensors[s];

@@ -71,6 +71,7 @@ class MiniBatch {
   Activations firstInput(std::vector<at::Tensor> tensors) const;
   bool isCheckpointed(std::size_t micro_batch) const;
   Result joinOutputs(PipelineJob& job);
+  std::vector<at::Tensor> tensorsOfStages() const;
   void separateOutputs(Gathered& gathered) const;
   void splitGrads(const std::vector<at::Tensor>& grads, PipelineJob& job) const;
   std::vector<at::Tensor> joinInputGrads(PipelineJob& job) const;

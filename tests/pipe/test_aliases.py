@@ -263,6 +263,26 @@ def test_outputs_have_their_memory_where_no_gradient_is_wanted(chunks, grad):
     assert not x.any() and not b.any()
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_outputs_are_not_the_parameters_and_buffers_themselves(grad):
+    class Gives(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+            self.weight = nn.Parameter(torch.zeros(3))
+            self.register_buffer("kept", torch.zeros(3))
+
+        def forward(self, x):
+            return x * self.weight, self.weight, self.frozen, self.kept
+
+    pipe = make_pipe(nn.Sequential(Gives()), chunks=1)
+    with torch.set_grad_enabled(grad):
+        for output in pipe(torch.ones(3)).local_value():
+            output.add_(1)
+    for tensor in (*pipe.parameters(), *pipe.buffers()):
+        assert not tensor.any()
+
+
 @both
 @ways
 def test_an_input_changed_before_the_backward(mode, way):
