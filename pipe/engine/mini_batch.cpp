@@ -31,14 +31,22 @@ at::Tensor joinedGradient(std::vector<at::Tensor> pieces, const at::Tensor& whol
 }
 
 // What the code of compiled stages depends on; nothing if none is compiled.
-std::optional<std::size_t> compiledFor(const PipelineContext& pipeline, const ForwardInput& input,
-                                       bool grad) {
+std::optional<std::size_t> compileKey(const PipelineContext& pipeline, const ForwardInput& input,
+                                      const MiniBatchContext& context) {
   if (!pipeline.compiled) return std::nullopt;
-  std::size_t digest = c10::get_hash(input.chunks, grad, static_cast<int>(input.checkpoint),
-                                     at::autocast::is_autocast_enabled(at::kCPU));
+  std::size_t digest = c10::get_hash(
+      input.chunks, input.training, context.grad, static_cast<int>(input.checkpoint),
+      at::autocast::is_autocast_enabled(at::kCPU), at::autocast::get_autocast_dtype(at::kCPU));
+  const auto add = [&](const auto&... parts) {
+    digest = c10::hash_combine(digest, c10::get_hash(parts...));
+  };
   for (const at::Tensor& tensor : input.tensors) {
-    digest = c10::hash_combine(
-        digest, c10::get_hash(tensor.sizes(), tensor.scalar_type(), tensor.requires_grad()));
+    add(tensor.sizes(), tensor.scalar_type(), tensor.requires_grad());
+    if (tensor.layout() == at::kStrided) add(tensor.strides());
+  }
+  for (const auto& of_stage : context.tensors) {
+    for (const at::Tensor& tensor : of_stage->tensors)
+      add(tensor.requires_grad());
   }
   return digest;
 }
@@ -50,7 +58,7 @@ MiniBatch::MiniBatch(std::shared_ptr<PipelineContext> pipeline, ForwardInput inp
     : pipeline_(std::move(pipeline)),
       input_(std::move(input)),
       context_(*pipeline_, input_.training, std::move(tensors)),
-      to_compile_(compiledFor(*pipeline_, input_, context_.grad)),
+      compile_key_(compileKey(*pipeline_, input_, context_)),
       input_versions_(context_.grad ? versionsOf(input_.tensors) : std::vector<std::uint32_t>()) {}
 
 void MiniBatch::run(PipelineJob& job, ThreadPolicy& policy) {
@@ -69,8 +77,8 @@ void MiniBatch::run(PipelineJob& job, ThreadPolicy& policy) {
     // The stages of a single micro-batch have nothing to overlap with.
     const bool alone = context_.micro_batches == 1;
     context_.times = StageTimes(pipeline_->stages.size());
-    executor.run(schedule, job, alone ? Running::kInline : policy.choose(to_compile_));
-    policy.learn(context_.times, to_compile_);
+    executor.run(schedule, job, alone ? Running::kInline : policy.choose(compile_key_));
+    policy.learn(context_.times, compile_key_);
   }
 }
 

@@ -79,7 +79,7 @@ class MiniBatch {
   const std::shared_ptr<PipelineContext> pipeline_;
   const ForwardInput input_;
   MiniBatchContext context_;
-  const std::optional<std::size_t> to_compile_;      // ThreadPolicy's
+  const std::optional<std::size_t> compile_key_;     // ThreadPolicy's
   const std::vector<std::uint32_t> input_versions_;  // if gradients are wanted
   std::mutex backward_runs_;
   bool spent_ = false;  // a backward that keeps no graph has run: some cells have none any more

@@ -72,18 +72,19 @@ class StageTimes {
 // Any thread may call it.
 class ThreadPolicy {
  public:
-  // `to_compile`: a digest of what the code of torch.compile's stages depends on, such as the
-  // mini-batch's shapes; nothing where no stage is compiled.
-  Running choose(std::optional<std::size_t> to_compile) const {
+  // `compile_key`: a digest of all in a mini-batch that makes torch.compile compile its stages
+  // again, such as shapes, which parameters want gradients, and autocast; nothing where no stage is
+  // compiled.
+  Running choose(std::optional<std::size_t> compile_key) const {
     const std::lock_guard lock(mutex_);
-    return pays_ && (!to_compile || compiled_.contains(*to_compile)) ? Running::kThreads
-                                                                     : Running::kInline;
+    return pays_ && (!compile_key || compiled_.contains(*compile_key)) ? Running::kThreads
+                                                                       : Running::kInline;
   }
   // After a mini-batch.
-  void learn(const StageTimes& times, std::optional<std::size_t> to_compile) {
+  void learn(const StageTimes& times, std::optional<std::size_t> compile_key) {
     const std::lock_guard lock(mutex_);
     pays_ = times.longStages() >= 2;
-    if (to_compile) compiled_.insert(*to_compile);
+    if (compile_key) compiled_.insert(*compile_key);
   }
 
  private:

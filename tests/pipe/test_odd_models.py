@@ -7,6 +7,7 @@ import collections
 import copy
 import io
 import pickle
+import threading
 import warnings
 
 import pytest
@@ -319,10 +320,10 @@ def test_compiled_stages_compile_one_at_a_time(mode):
 class Compiled(nn.Module):
     """Long enough for a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend="eager") -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.Tanh())
-        self.compile(backend="eager")
+        self.compile(backend=backend)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(self.layers(self.layers(x)))
@@ -332,6 +333,39 @@ def test_a_batch_of_another_size_is_compiled_on_the_calling_thread():
     piped = weft.Pipe(nn.Sequential(*(Compiled() for _ in range(4))), chunks=4, checkpoint="always")
     for rows in (64, 64, 60, 64):  # the last batch of an epoch, and the next one
         piped(torch.rand(rows, 256)).local_value().sum().backward()
+
+
+@torch._dynamo.config.patch(recompile_limit=100)
+def test_what_else_is_compiled_again_is_so_on_the_calling_thread():
+    torch._dynamo.reset()  # other tests may have compiled so often that it gives up
+    compiled_on = []
+
+    def backend(graph, _inputs):
+        compiled_on.append(threading.get_ident())
+        return graph
+
+    stages = [Compiled(backend) for _ in range(4)]
+    piped = weft.Pipe(nn.Sequential(*stages), chunks=4, checkpoint="always")
+
+    def compiles(x: torch.Tensor) -> bool:
+        compiled_on.clear()
+        for _ in range(2):
+            piped(x).local_value().sum().backward()
+        assert set(compiled_on) <= {threading.get_ident()}
+        return bool(compiled_on)
+
+    x = torch.rand(64, 256, requires_grad=True)
+    assert compiles(x) and not compiles(x)
+    assert compiles(torch.rand(256, 64).t().requires_grad_())
+    for layer in piped:
+        layer.layers[0].requires_grad_(False)
+    compiles(x)  # or not: torch does not always look
+    piped.eval()
+    compiles(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiles(x)
+    with torch.autocast("cpu", torch.float16):
+        assert compiles(x)
 
 
 @EVERY_MODE
