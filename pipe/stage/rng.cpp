@@ -162,7 +162,8 @@ void beforeDraw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
       keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);
 }
 
-bool drawsOnCpu(const c10::OperatorHandle& op) {
+// On a CPU. False also of an operator whose backend is selected by a kernel of its own.
+bool drawsUnwatched(const c10::OperatorHandle& op) {
   if (!op.hasSchema() || !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
       op.hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)) {
     return false;
@@ -174,20 +175,18 @@ bool drawsOnCpu(const c10::OperatorHandle& op) {
 }  // namespace
 
 void watchRandomOperators() {
-  static const bool done = [] {
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-      const auto op = dispatcher.findSchema(name);
-      if (!op || !drawsOnCpu(*op)) continue;
-      // Never removed: an operator may run in any thread at any time.
-      new c10::RegistrationHandleRAII(dispatcher.registerImpl(
-          name, c10::DispatchKey::BackendSelect,
-          c10::KernelFunction::makeFromBoxedFunction<&beforeDraw>(), std::nullopt, nullptr,
-          "weft::pipe, random numbers in the schedule's order"));
-    }
-    return true;
-  }();
-  (void)done;
+  static std::mutex mutex;  // two threads would watch the same operators
+  const std::lock_guard lock(mutex);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !drawsUnwatched(*op)) continue;
+    // Never removed: an operator may run in any thread at any time.
+    new c10::RegistrationHandleRAII(dispatcher.registerImpl(
+        name, c10::DispatchKey::BackendSelect,
+        c10::KernelFunction::makeFromBoxedFunction<&beforeDraw>(), std::nullopt, nullptr,
+        "weft::pipe, random numbers in the schedule's order"));
+  }
 }
 
 }  // namespace weft::pipe

@@ -105,7 +105,8 @@ WEFT_API RngScope* currentRngScope();
 // Tells it, if there is one, that a generator is about to be used.
 WEFT_API void touchGenerator(const at::Generator& generator);
 
-// Makes the dispatcher call touchGenerator for operators that draw. Once; any thread.
+// Makes the dispatcher call touchGenerator for the operators that draw and are there now: a library
+// may bring more later. Any thread.
 void watchRandomOperators();
 
 }  // namespace weft::pipe

@@ -1,7 +1,10 @@
 // weft::Pipe in C++, without Python: gradients, TorchScript stages, errors, stages that overlap.
 #include "pipe/pipe.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/linear.h>
@@ -9,6 +12,8 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -105,6 +110,34 @@ TEST(Pipe, StagesAreAtWorkAtTheSameTime) {
       EXPECT_TRUE(torch::equal(pipe.forward(torch::ones({4})), torch::full({4}, 4.0)));
     EXPECT_EQ(most, 2);
   }
+}
+
+at::Tensor drawn(const at::Tensor& like, const std::optional<at::Generator>& /*generator*/) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  const auto number = generator.get<at::CPUGeneratorImpl>()->random();
+  return at::full_like(like, static_cast<double>(number % 1024));
+}
+
+// An operator that draws by itself; a recomputation draws the same, or is refused.
+TEST(Pipe, RepeatsTheNumbersOfAnOperatorThatCameLater) {
+  using Draw = at::Tensor(const at::Tensor&, const std::optional<at::Generator>&);
+  const weft::Pipe before(model());
+  torch::Library library(torch::Library::DEF, "weft_test", std::nullopt, __FILE__, __LINE__);
+  library.def("draw(Tensor like, Generator? generator=None) -> Tensor");
+  library.impl("draw", torch::dispatch(c10::DispatchKey::CPU, &drawn));
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("weft_test::draw", "");
+  const auto drawn_for = [&](const at::Tensor& x) {
+    const at::NoGradGuard no_grad;
+    return op.typed<Draw>().call(x, std::nullopt);
+  };
+  const auto stage = [&](const at::Tensor& x) { return x * drawn_for(x); };
+  weft::Pipe pipe(nn::Sequential{nn::Functional{stage}, nn::Functional{stage}},
+                  {4, weft::pipe::Checkpoint::kAlways});
+  const at::Tensor x = torch::ones({8}).requires_grad_();
+  const at::Tensor output = pipe.forward(x);
+  output.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), output.detach()));
 }
 
 TEST(Pipe, RefusesWhatItCannotBe) {
