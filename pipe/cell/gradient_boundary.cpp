@@ -53,6 +53,12 @@ std::unordered_map<c10::TensorImpl*, Placed>& placed() {
   return *nodes;
 }
 
+void setAccumulator(const at::Tensor& leaf, const NodePtr& node) {
+  // Under this lock torch looks for it, on any thread that makes another graph meanwhile.
+  const std::lock_guard lock(autograd::impl::get_autograd_meta(leaf)->mutex_);
+  autograd::impl::set_grad_accumulator(leaf, WeakNode(node));
+}
+
 // Where no gradient goes on: a leaf, or the input of another cell.
 bool isEnd(const autograd::Node& node) {
   return typeid(node) == typeid(autograd::AccumulateGrad) ||
@@ -99,7 +105,7 @@ GradientBoundary::GradientBoundary(const std::vector<at::Tensor>& tensors) {
         collector->add_next_edge({entry.boundary, 0});
         entry.front = std::move(collector);
       }
-      autograd::impl::set_grad_accumulator(tensor, WeakNode(entry.front));
+      setAccumulator(tensor, entry.front);
     }
     edges_.emplace_back(entry.boundary, 0);
     leaves_.push_back(tensor);
@@ -112,7 +118,7 @@ GradientBoundary::~GradientBoundary() {
   for (const at::Tensor& tensor : leaves_) {
     const auto it = placed().find(tensor.unsafeGetTensorImpl());
     if (--it->second.holders != 0) continue;
-    autograd::impl::set_grad_accumulator(tensor, WeakNode(it->second.accumulator));
+    setAccumulator(tensor, it->second.accumulator);
     removed.push_back(std::move(it->second));
     placed().erase(it);
   }
