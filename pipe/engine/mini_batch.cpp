@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "pipe/cell/gradient_boundary.h"
-#include "pipe/engine/ordinary_graph.h"
+#include "pipe/engine/plain_order.h"
 
 namespace weft::pipe {
 

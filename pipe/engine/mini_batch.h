@@ -25,8 +25,8 @@ struct ForwardInput {
   std::size_t chunks = 1;
   bool training = false;
   Checkpoint checkpoint = Checkpoint::kNever;
-  bool plain = false;     // see ordinary_graph.h
-  bool in_order = false;  // one task after the other, on the calling thread
+  bool in_plain_order = false;  // see plain_order.h
+  bool in_order = false;        // one task after the other, on the calling thread
 };
 
 class MiniBatch {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "pipe/engine/ordinary_graph.h"
 #include "pipe/engine/pipeline_node.h"
+#include "pipe/engine/plain_order.h"
 
 namespace weft::pipe {
 
@@ -17,7 +17,7 @@ namespace {
 // What the stages refer to, and how the mini-batch has to run because of it.
 struct StagesNow {
   std::vector<std::shared_ptr<StageTensors>> tensors;  // empty: no gradients are wanted
-  bool plain = false;                                  // see ordinary_graph.h
+  bool in_plain_order = false;                         // see plain_order.h
 };
 
 StagesNow lookAt(PipelineContext& context, const ForwardInput& input) {
@@ -32,11 +32,11 @@ StagesNow lookAt(PipelineContext& context, const ForwardInput& input) {
       const std::lock_guard alone(context.in_use[j]);
       now.tensors.push_back(context.stages[j]->tensors());
     }
-    now.plain |= now.tensors.back()->uninitialized;
+    now.in_plain_order |= now.tensors.back()->uninitialized;
     for (const at::Tensor& tensor : now.tensors.back()->tensors) {
       grad |= tensor.requires_grad();
       // Its history may lead to another parameter, by a way that a stage's own graph must not go.
-      now.plain |= !tensor.is_leaf();
+      now.in_plain_order |= !tensor.is_leaf();
     }
   }
   if (!grad) now.tensors.clear();
@@ -77,9 +77,10 @@ std::vector<Event> Pipeline::stopRecording() { return context_->timeline.stop();
 Batch Pipeline::run(ForwardInput input) {
   for (const auto& stage : context_->stages)
     stage->prepare();
-  if (input.plain || isTransformed() || isWatched()) return plainForward(*context_, input);
+  if (input.in_plain_order || isTransformed() || isWatched())
+    return forwardInPlainOrder(*context_, input);
   StagesNow now = lookAt(*context_, input);
-  if (now.plain) return plainForward(*context_, input);
+  if (now.in_plain_order) return forwardInPlainOrder(*context_, input);
   const bool grad = !now.tensors.empty();
   auto run = std::make_unique<MiniBatch>(context_, std::move(input), std::move(now.tensors));
   autograd::edge_list edges;

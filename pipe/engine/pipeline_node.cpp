@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "pipe/data/memory.h"
-#include "pipe/engine/ordinary_graph.h"
+#include "pipe/engine/plain_order.h"
 
 namespace weft::pipe {
 

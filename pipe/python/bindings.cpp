@@ -119,7 +119,7 @@ class Engine {
     input.training = training;
     input.checkpoint = checkpoint;
     // A cached weight belongs to all micro-batches' graphs.
-    input.plain = cachesParametrizations() || isInsideCheckpoint();
+    input.in_plain_order = cachesParametrizations() || isInsideCheckpoint();
     input.in_order = hasFunctionModes();
     const CallerContext context;
     Batch result;

@@ -1,4 +1,4 @@
-#include "pipe/engine/ordinary_graph.h"
+#include "pipe/engine/plain_order.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -139,7 +139,7 @@ bool isWatched() {
   return torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
-Batch plainForward(PipelineContext& pipeline, const ForwardInput& input) {
+Batch forwardInPlainOrder(PipelineContext& pipeline, const ForwardInput& input) {
   // A trace is to be the same whether gradients are on, and whatever was learnt of the stages.
   const bool traced = torch::jit::tracer::isTracing();
   const bool recorded = at::GradMode::is_enabled() || isTransformed() || traced;

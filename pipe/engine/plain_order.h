@@ -19,7 +19,7 @@ bool isTransformed();
 bool isWatched();
 
 // The whole forward; the result is autograd's own.
-Batch plainForward(PipelineContext& pipeline, const ForwardInput& input);
+Batch forwardInPlainOrder(PipelineContext& pipeline, const ForwardInput& input);
 
 // The gradients of `inputs` and of the parameters, in this order, with a graph (create_graph).
 // `inputs` are the mini-batch's, with their history. Random numbers are those of the first run.
