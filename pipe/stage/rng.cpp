@@ -20,7 +20,7 @@ namespace {
 // A task that begins to draw in its middle may hold a lock that an earlier task waits for: then its
 // turn never comes. One that waits before it begins holds none.
 constexpr std::chrono::seconds kTurnTimeout{60};
-constexpr std::chrono::hours kAtLength{24 * 365};
+constexpr std::chrono::hours kNoTimeout{24 * 365};
 
 thread_local RngScope* t_scope = nullptr;
 
@@ -73,7 +73,7 @@ bool RngStates::endAsSaved(const RngStates& used) const {
 RngScope::RngScope(const RngTurn& turn, c10::Device device, Purpose purpose, const RngStates* then,
                    bool expected)
     : turn_(turn), purpose_(purpose), then_(then), enclosing_(t_scope) {
-  if (expected) awaitTurn(kAtLength);
+  if (expected) awaitTurn(kNoTimeout);
   if (purpose != Purpose::kDraw && isAccelerator(device))
     begin(at::globalContext().defaultGenerator(device));
   t_scope = this;

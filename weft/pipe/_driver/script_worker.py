@@ -50,7 +50,7 @@ class ScriptAnswer:
         self._future.add_done_callback(lambda _: callback(self))
 
 
-class AtDriver:
+class DoneByDriver:
     """What the driver does itself for such a worker, when it is waited for, which is once."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
@@ -145,16 +145,16 @@ class ScriptWorker:
         self.hold = call_remote(
             target, self._pipe, driver, workers, stages, given, method="build", timeout=0
         )
-        return AtDriver(self.hold._get_future().wait)
+        return DoneByDriver(self.hold._get_future().wait)
 
     def has_part(self) -> Any:
         return self._call("has_part")
 
     def declared_skips(self) -> Any:
-        return AtDriver(list)  # TorchScript has no skips
+        return DoneByDriver(list)  # TorchScript has no skips
 
     def connect(self, _routes: Any) -> Any:
-        return AtDriver(lambda: None)  # what goes along skip connections goes past this worker
+        return DoneByDriver(lambda: None)  # what goes along skip connections goes past this worker
 
     def run(self, job: Job) -> Any:
         loss = job.criterion if isinstance(job.criterion, SavedLoss) else None
@@ -237,11 +237,11 @@ class ScriptWorker:
         return self._call("make_optimizer")
 
     def make_scheduler(self, cls: Callable[..., Any], options: dict[str, Any]) -> Any:
-        return AtDriver(self._optimizer.make_scheduler, cls, options)
+        return DoneByDriver(self._optimizer.make_scheduler, cls, options)
 
     def call_optimizer(self, what: str, method: str, *args: Any) -> Any:
         if what == "scheduler":
-            return AtDriver(self._optimizer.call_scheduler, method, *args)
+            return DoneByDriver(self._optimizer.call_scheduler, method, *args)
         if method == "zero_grad":
             return self._call("zero_grad", *args)
         return self._call("optimize", *self._optimizer.next_step())
@@ -250,7 +250,7 @@ class ScriptWorker:
         return self._call("optimizer_state", read=self._optimizer.state)
 
     def optimized(self) -> Any:
-        return AtDriver(self._optimizer.names)
+        return DoneByDriver(self._optimizer.names)
 
     def load_optimizer(self, state: State) -> Any:
         return self._call("load_optimizer", self._optimizer.load(state))
@@ -258,7 +258,7 @@ class ScriptWorker:
     # Checkpoints: the driver reads and writes the worker's shard
 
     def take_snapshot(self) -> Any:
-        return AtDriver(self._take_snapshot)
+        return DoneByDriver(self._take_snapshot)
 
     def _take_snapshot(self) -> None:
         self._snapshot = self._shard()
@@ -267,7 +267,7 @@ class ScriptWorker:
         return {"layers": self.layers_state().wait(), "optimizer": self.optimizer_state().wait()}
 
     def write_shard(self, folder: str, number: int, snapshot: bool) -> Any:
-        return AtDriver(self._write_shard, folder, number, snapshot)
+        return DoneByDriver(self._write_shard, folder, number, snapshot)
 
     def _write_shard(self, folder: str, number: int, snapshot: bool) -> None:
         shard = self._snapshot if snapshot else self._shard()
@@ -275,7 +275,7 @@ class ScriptWorker:
         save_shard(shard, folder, number)
 
     def read_shards(self, folder: str, names: Sequence[str]) -> Any:
-        return AtDriver(self._read_shards, folder, names)
+        return DoneByDriver(self._read_shards, folder, names)
 
     def _read_shards(self, folder: str, names: Sequence[str]) -> None:
         def load(state: State) -> Any:

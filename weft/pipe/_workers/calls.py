@@ -31,7 +31,7 @@ class Hold:
         self._held: list[weakref.ref[Part]] = []
         weakref.finalize(self, _let_go, pipe, self._held).atexit = False
 
-    def take(self, part: Part) -> None:
+    def bind(self, part: Part) -> None:
         """Makes the hold close this part, and no other one of its pipeline, when it is destroyed."""
         self._held.append(weakref.ref(part))
 
@@ -62,7 +62,7 @@ def build(
     except BaseException:
         close(pipe)
         raise
-    (hold if isinstance(hold, Hold) else hold.local_value()).take(parts[pipe])
+    (hold if isinstance(hold, Hold) else hold.local_value()).bind(parts[pipe])
 
 
 def build_sent(
