@@ -53,10 +53,10 @@ std::vector<at::Tensor> CellInput::alias(CellPass pass) {
   return given;
 }
 
-// Whether an input is needed as it was: by the cell's own recomputation, or, if it is the
-// mini-batch's, by the caller and the other micro-batches. A stage that changes such an input, or
-// might, gets a copy. So does one that is refused because its input has an alias, which may be the
-// caller's.
+// Whether an input is needed as it was: by the cell's own recomputation, which may run once more
+// (retain_graph) and needs the same input then, or, if it is the mini-batch's, by the caller and
+// the other micro-batches. A stage that changes such an input, or might, gets a copy. So does one
+// that is refused because its input has an alias, which may be the caller's.
 bool CellInput::isNeededAgain(CellPass pass, const Activation& input) const {
   return pass != CellPass::kGraph || input.sharing == Sharing::kMiniBatch ||
          (context_->grad && input.sharing == Sharing::kAliased);

@@ -196,6 +196,8 @@ Activations MicroBatchCell::backward(const Activations& grads, GradientAccumulat
   TORCH_INTERNAL_ASSERT(state_ == CellState::kGraph);
   autograd::edge_list roots;
   autograd::variable_list root_grads;
+  // A cell that did not run passes no payload, only its skips: the gradients are then those of the
+  // last outputs.
   const std::size_t missing = output_edges_.size() - grads.values.size();
   for (const auto k : c10::irange(grads.values.size())) {
     const autograd::Edge& edge = output_edges_[missing + k];

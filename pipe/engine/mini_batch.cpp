@@ -133,8 +133,9 @@ Activations MiniBatch::firstInput(std::vector<at::Tensor> tensors) const {
   for (const auto k : c10::irange(tensors.size())) {
     const bool several = context_.micro_batches > 1;
     const bool differentiable = context_.grad && input_.tensors[k].requires_grad();
-    // The pieces of one tensor share a version, so autograd takes a change of one for a change of
-    // all.
+    // Needed as it is: what wants a gradient, because it stands for the caller's leaf; where other
+    // pieces have gradients, because all pieces of a tensor share a version, and autograd takes a
+    // change of one for a change of all; and what the other micro-batches get as well.
     const bool needed = differentiable || (several && context_.grad) ||
                         (several && input_.how[k] == Scatter::kReplicate);
     input.values.push_back(
