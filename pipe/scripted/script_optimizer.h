@@ -30,7 +30,8 @@ class WEFT_API ScriptOptimizer {
   // `kind`: "sgd", or "adam" for Adam and AdamW.
   void step(const std::string& kind, const Options& options);
   const State& state() const { return state_; }
-  // Takes the place of what is kept. Throws for tensors that fit no parameter.
+  // Takes the place of what is kept. Throws for a tensor of another size than its
+  // parameter.
   void load(State state);
 
  private:
