@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/transport/between.h"
 #include "tests/transport/recorder.h"
 #include "transport/arena/arena_placement.h"
 #include "transport/base/thrown.h"
@@ -109,6 +110,34 @@ TEST_P(NoMemory, WhileAPeerIsDialled) { dialWithoutEachPiece(Side::kDialler); }
 
 // Whoever is dialled has a state to keep right as well.
 TEST_P(NoMemory, WhileAPeerIsTakenIn) { dialWithoutEachPiece(Side::kAcceptor); }
+
+// A side whose connection breaks, and whose loop thread asks for so much memory.
+long breakConnection(Via via, long pieces) {
+  Between between(via, [](EndpointOptions& options) {
+    options.heartbeat_interval = milliseconds(30);
+    options.peer_timeout = options.reconnect_timeout = milliseconds(800);
+    options.connect_timeout = options.handshake_timeout = milliseconds(1000);
+  });
+  expectOk(between.a->send(1, textMessage("one")));
+  EXPECT_TRUE(between.second.waitForMessages(1));
+  countPieces(*between.a);
+  pieces_left = pieces;
+  between.breakAll();
+  const Error refused = between.a->send(1, textMessage("two"));
+  EXPECT_TRUE(refused || eventually([&] {
+                return between.second.messageCount() > 1 || !between.first.losses().empty() ||
+                       !between.second.losses().empty();
+              }))
+      << "the piece of memory behind " << pieces;
+  return pieces_left.exchange(-1);
+}
+
+TEST_P(NoMemory, WhileAConnectionIsMadeAgain) {
+  long pieces = 0;
+  while (breakConnection(GetParam(), pieces) < 0 && !HasFailure())
+    ++pieces;
+  EXPECT_GT(pieces, 20);
+}
 
 // A message is refused and nothing is upset, or it arrives.
 TEST_P(NoMemory, WhileAThreadSends) {

@@ -129,9 +129,12 @@ void Channel::dropLink() {
   link_->abandon();
   shared_memory_.detach();
   bulk_.detach();
-  // Destroyed later, because one of its own functions may be running.
+  // Destroyed later, because one of its own functions may be running; by tidy() if that cannot be
+  // posted.
   retired_ = std::move(link_);
-  context_.loop.post([this, owner = owner_.shared_from_this()] { retired_.reset(); });
+  static_cast<void>(thrownBy([&] {
+    context_.loop.post([this, owner = owner_.shared_from_this()] { retired_.reset(); });
+  }));
 }
 
 void Channel::onLinkEnd(const LinkEnd& end) {

@@ -87,6 +87,12 @@ class Channel {
   // While connected, now and then: heartbeats, acks, idle memory. `late`: how late the tick is.
   void tick(Time now, std::chrono::nanoseconds late);
 
+  // Releases what nobody has released: acknowledged messages, a former link. Not from within one of
+  // a link's functions.
+  void tidy() {
+    outbox_.tidy();
+    retired_.reset();
+  }
   // Calls ChannelOwner::onWorkAvailable() later. Any thread.
   void postWork();
   // Whether that could not be posted, and is due now; once.

@@ -91,7 +91,7 @@ void Peer::onChannelEnd(ChannelEnd ended) {
 }
 
 void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
-  channel_.outbox().tidy();  // acknowledged messages that no sending thread has released
+  channel_.tidy();
   if (channel_.workWasMissed()) onWorkAvailable();
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
@@ -307,6 +307,7 @@ void Peer::notifyClosed() {
   for (const OutFrame& frame : *unsent)
     tell([&] { context_.handler.onSendFailed(info_.rank, frame.header(), reason_); });
   unsent.reset();
+  channel_.tidy();
   const bool lost = state() == PeerState::kLost;
   moveTo(PeerState::kFinished);
   if (lost) tell([&] { context_.handler.onPeerLost({info_.rank, info_.name, reason_}); });
