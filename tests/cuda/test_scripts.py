@@ -241,6 +241,8 @@ def from_a_script() -> None:
         same(client.waits(counted()))
         same(client.fetches(counted()))
     (y,) = torch.ops.weft.call_tensors("worker1", "scripted", [counted()], [counted()])
+    with pytest.raises(RuntimeError, match=r"on cuda:\d as tensor 0; `like` says .* on cpu"):
+        torch.ops.weft.call_tensors("worker1", "scripted", [counted()], [torch.empty(1000)])
     same(y)
 
 
