@@ -96,12 +96,7 @@ class WEFT_API Group {
   std::atomic<bool> stop_{false};
 };
 
-struct CallOptions {
-  std::string method = ops::kForward;
-  std::int64_t version = ops::kNewest;
-  std::vector<std::string> names = {};   // keyword arguments: names of the last values
-  double timeout = ops::kGroupsTimeout;  // seconds; -1: the group's
-};
+using ops::CallOptions;
 
 // `what` is a published name ("encoder") or a built-in operator ("aten::add", "aten::add.Tensor"),
 // which has no methods and no versions.

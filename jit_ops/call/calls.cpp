@@ -100,9 +100,9 @@ Values toStack(Call& call, std::size_t extra) {
   stack.reserve(extra + kCallHeader + call.args.size());
   stack.resize(extra);
   stack.emplace_back(call.name);
-  stack.emplace_back(call.version);
-  stack.emplace_back(call.method);
-  stack.push_back(call.names.empty() ? at::IValue() : at::IValue(call.names));
+  stack.emplace_back(call.options.version);
+  stack.emplace_back(call.options.method);
+  stack.push_back(call.options.names.empty() ? at::IValue() : at::IValue(call.options.names));
   for (std::size_t i = 0; i < call.args.size(); ++i) {
     TORCH_CHECK_TYPE(!rpc::holdsObject(call.args[i]), "argument ", i, rpc::kHasObject,
                      "; pass its attributes, or the member's value (calling ", describe(call), ")");
@@ -128,7 +128,7 @@ FuturePtr send(Call& call) {
   static const c10::QualifiedName plain(kCallName);
   static const c10::QualifiedName named(kNamedCallName);
   const c10::QualifiedName& name = call.with_names == nullptr ? plain : named;
-  return send(call.worker, trpc::ScriptCall(name, toStack(call, 0)), call.timeout);
+  return send(call.worker, trpc::ScriptCall(name, toStack(call, 0)), call.options.timeout);
 }
 
 at::IValue valueOf(const JitFuture& answered) {
@@ -166,8 +166,8 @@ at::IValue resultOf(const Call& call, bool wanted, const c10::TypePtr& type,
 
 std::string describe(const Call& call) {
   const std::string version =
-      call.version == kNewest ? "" : " version " + std::to_string(call.version);
-  return call.name + "." + call.method + version + " at worker '" + call.worker + "'";
+      call.options.version == kNewest ? "" : " version " + std::to_string(call.options.version);
+  return call.name + "." + call.options.method + version + " at worker '" + call.worker + "'";
 }
 
 bool inAutogradContext() {
@@ -225,7 +225,7 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
   // torch reads only the type of the RRef's value from the schema.
   const c10::FunctionSchema schema("remote", "", {}, {c10::Argument("", element)});
   const NotRecordedWithoutGradients recorded;
-  return trpc::remoteTorchscript(call.worker, name, schema, stack, toTorch(call.timeout));
+  return trpc::remoteTorchscript(call.worker, name, schema, stack, toTorch(call.options.timeout));
 } catch (const c10::Error& error) {
   throwWithoutStack(error);
 }
@@ -273,15 +273,16 @@ void drop(const RRefPtr& rref) try { rref->tryDel(); } catch (const c10::Error& 
 }
 
 FuturePtr callOperator(Call call, const c10::TypePtr& type) try {
-  TORCH_CHECK(call.method == kForward && call.version == kNewest, "the operator ", call.name,
+  TORCH_CHECK(call.options.method == kForward && call.options.version == kNewest, "the operator ",
+              call.name,
               " has no methods and no versions: leave CallOptions' method and version out");
-  const auto found = findOperator(call.name, call.args, call.names);
+  const auto found = findOperator(call.name, call.args, call.options.names);
   const std::size_t results = found->schema().returns().size();
   TORCH_CHECK(results == 1, "the operator ", found->schema(), " has ", results,
               " results, and torch's RPC sends one: publish a function that returns a tuple");
-  Values stack = bindArguments(found->schema(), std::move(call.args), call.names);
+  Values stack = bindArguments(found->schema(), std::move(call.args), call.options.names);
   std::string what = call.name + " at worker '" + call.worker + "'";
-  return send(call.worker, trpc::ScriptCall(found, std::move(stack)), call.timeout)
+  return send(call.worker, trpc::ScriptCall(found, std::move(stack)), call.options.timeout)
       ->then(
           [what = std::move(what), type](JitFuture& answered) {
             if (answered.hasError()) fail(errorOf(answered), what);

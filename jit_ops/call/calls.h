@@ -26,14 +26,18 @@ using RRefPtr = c10::intrusive_ptr<torch::distributed::rpc::RRef>;
 
 inline constexpr double kGroupsTimeout = -1.0;  // the timeout given when the group was joined
 
+struct CallOptions {
+  std::string method = kForward;
+  std::int64_t version = kNewest;
+  std::vector<std::string> names = {};  // keyword arguments: names of the last values
+  double timeout = kGroupsTimeout;      // seconds; 0: none; -1: the group's
+};
+
 struct Call {
   std::string worker = {};
   std::string name = {};
   Values args = {};
-  std::string method = kForward;
-  std::int64_t version = kNewest;
-  std::vector<std::string> names = {};  // of the last arguments, which are given by keyword
-  double timeout = kGroupsTimeout;      // seconds; 0: none
+  CallOptions options = {};
   // Gives the NamedTuples of a result the caller's classes; the result then comes with their names
   // (result_names.h). Null: they come as plain tuples. callRemote() does not use it.
   at::IValue (*with_names)(at::IValue) = nullptr;

@@ -29,11 +29,11 @@ using torch::jit::Stack;
 // The arguments WEFT_TARGET, with `type` those of `like`, and WEFT_OPTIONS.
 Call popCall(Stack& stack, c10::TypePtr* type = nullptr) {
   Call call;
-  call.timeout = pop(stack).toDouble();
+  call.options.timeout = pop(stack).toDouble();
   if (const at::IValue names = pop(stack); !names.isNone())
-    call.names = names.to<std::vector<std::string>>();
-  call.version = pop(stack).toInt();
-  call.method = pop(stack).toStringRef();
+    call.options.names = names.to<std::vector<std::string>>();
+  call.options.version = pop(stack).toInt();
+  call.options.method = pop(stack).toStringRef();
   if (type != nullptr) *type = pop(stack).toList().elementType();
   call.args = pop(stack).toList().vec();
   call.name = pop(stack).toStringRef();

@@ -29,9 +29,7 @@ Call toCall(string_view worker, string_view name, string_view method, std::int64
             double timeout) {
   return {.worker = std::string(worker),
           .name = std::string(name),
-          .method = std::string(method),
-          .version = version,
-          .timeout = timeout};
+          .options = {.method = std::string(method), .version = version, .timeout = timeout}};
 }
 
 Tensors toTensors(const at::IValue& value) {

@@ -15,25 +15,19 @@ namespace {
 
 namespace autograd = torch::distributed::autograd;
 
-ops::Call toCall(const std::string& worker, const std::string& name, Values args,
-                 const CallOptions& options) {
-  return {worker,          name,          std::move(args), options.method,
-          options.version, options.names, options.timeout};
-}
-
 bool isOperator(const std::string& what) { return what.find("::") != std::string::npos; }
 
 }  // namespace
 
 Future rpcAsync(const std::string& worker, const std::string& what, Values args,
                 const CallOptions& options) {
-  ops::Call call = toCall(worker, what, std::move(args), options);
+  ops::Call call{worker, what, std::move(args), options};
   return isOperator(what) ? ops::callOperator(std::move(call)) : ops::callAsync(std::move(call));
 }
 
 at::IValue rpcSync(const std::string& worker, const std::string& what, Values args,
                    const CallOptions& options, const c10::TypePtr& type) {
-  ops::Call call = toCall(worker, what, std::move(args), options);
+  ops::Call call{worker, what, std::move(args), options};
   if (!isOperator(what)) return ops::call(std::move(call), type);
   const rpc::ScopedInlineWaiter waiter;
   const Future answer = ops::callOperator(std::move(call), type);
@@ -58,7 +52,7 @@ at::IValue RRef::toValue() const {
 
 RRef remote(const std::string& worker, const std::string& name, Values args,
             const CallOptions& options, const c10::TypePtr& type) {
-  return RRef(ops::callRemote(toCall(worker, name, std::move(args), options), type));
+  return RRef(ops::callRemote({worker, name, std::move(args), options}, type));
 }
 
 AutogradContext::AutogradContext() try

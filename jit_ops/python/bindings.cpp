@@ -205,8 +205,8 @@ void addArguments(Call& call, const py::tuple& args, const py::dict& kwargs) {
     call.args.push_back(toValue(args[i], "argument " + std::to_string(i)));
   for (const auto& [key, value] : kwargs) {
     if (!py::isinstance<py::str>(key)) throw py::type_error("names of arguments must be strings");
-    call.names.push_back(py::cast<std::string>(key));
-    call.args.push_back(toValue(value, "argument '" + call.names.back() + "'"));
+    call.options.names.push_back(py::cast<std::string>(key));
+    call.args.push_back(toValue(value, "argument '" + call.options.names.back() + "'"));
   }
 }
 
@@ -239,9 +239,7 @@ void bindCall(py::module_& module, const char* name, Make make) {
              const py::dict& kwargs, std::string method, std::int64_t version, double timeout) {
         Call call{.worker = std::move(worker),
                   .name = std::move(published),
-                  .method = std::move(method),
-                  .version = version,
-                  .timeout = timeout};
+                  .options = {.method = std::move(method), .version = version, .timeout = timeout}};
         addArguments(call, args, kwargs);
         return make(std::move(call));
       },
