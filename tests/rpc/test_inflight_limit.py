@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -119,15 +120,23 @@ def fetch(rref: Any) -> str:
         return str(error)
 
 
-def pass_on_a_refused_one() -> str:
+def pass_one_on() -> None:
     rref = rpc.remote("worker1", torch.neg, args=(torch.ones(1 << 20),))
-    return rpc.rpc_sync("worker2", fetch, args=(rref,), timeout=60)
+    _KEPT.append(rpc.rpc_async("worker2", fetch, args=(rref,), timeout=60))
+
+
+def what_it_gave() -> str:
+    return _KEPT.pop().wait()
 
 
 def test_who_waits_for_a_refused_creation_is_told():
     limited = {"max_inflight_bytes": 1 << 20}
     with Group(3, per_rank=[{}, limited, {}]) as members:
-        for _ in range(3):  # before the refusal, or after it
-            text = members[0].call(pass_on_a_refused_one, timeout=20)
+        for _ in range(3):
+            # Else the refusal may come before the reference goes on, which torch then refuses.
+            members[1].signal(signal.SIGSTOP)
+            members[0].call(pass_one_on)
+            members[1].signal(signal.SIGCONT)
+            text = members[0].call(what_it_gave, timeout=20)
             assert "max_inflight_bytes" in text, text
         members.shutdown()
