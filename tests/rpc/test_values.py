@@ -15,8 +15,6 @@ group = module_group(2, rpc_timeout=60)
 
 
 # Tensors, by name. Built in the worker that sends them.
-
-
 def build(name: str):
     import torch
 
