@@ -20,7 +20,6 @@
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
 #include "rpc_backend/agent/answer_wait.h"
-#include "rpc_backend/call/fetch_in_background.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
@@ -236,7 +235,6 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   checkFetchable(*rref);
   // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;
-  const rpc::FetchInBackground background;
   const FuturePtr answer =
       send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
   return answer->then(

@@ -1,8 +1,7 @@
-"""torch.ops.weft.fetch_async: the value of an RRef, without waiting for it here."""
+"""torch.ops.weft.fetch and fetch_async of a reference that this worker has dropped."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -34,27 +33,6 @@ def publish() -> None:
     weft.publish("late", late)
 
 
-def fetch_two() -> float:
-    """Begins two fetches of values that are not there yet; how long that takes."""
-
-    @torch.jit.script
-    def begin(
-        x: torch.Tensor,
-    ) -> tuple[torch.jit.Future[torch.Tensor], torch.jit.Future[torch.Tensor]]:
-        like: list[torch.Tensor] = []
-        args: list[Any] = [x]
-        first = torch.ops.weft.remote("worker1", "late", args, like)
-        second = torch.ops.weft.remote("worker1", "late", args, like)
-        return torch.ops.weft.fetch_async(first), torch.ops.weft.fetch_async(second)
-
-    began = time.monotonic()
-    values = begin(torch.ones(2))
-    took = time.monotonic() - began
-    rpc.rpc_sync("worker1", open_gate)
-    assert [value.wait().tolist() for value in values] == [[2, 2], [2, 2]]
-    return took
-
-
 def fetch_a_dropped_one(later: bool) -> torch.Tensor:
     @torch.jit.script
     def fetch(x: torch.Tensor, later: bool) -> torch.Tensor:
@@ -68,10 +46,6 @@ def fetch_a_dropped_one(later: bool) -> torch.Tensor:
 
     rpc.rpc_sync("worker1", open_gate)
     return fetch(torch.ones(2), later)
-
-
-def test_fetches_overlap(group):
-    assert group[0].call(fetch_two) < 5
 
 
 @pytest.mark.parametrize("later", [True, False])
