@@ -87,17 +87,13 @@ bool MessageWork::waitOrGiveUp(milliseconds limit, milliseconds told) {
 }
 
 void MessageWork::giveUp(const Error& why) {
-  if (ended_.load()) return;
   const std::shared_ptr<Mailbox> mailbox = mailbox_.lock();
   const Mailbox::Ticket ticket = ticket_.load(std::memory_order_acquire);
-  if (mailbox && ticket != 0 && !mailbox->cancel(ticket, why)) {
-    // It is being delivered or sent right now, and ends with that.
-    if (sends_ && !ended_.load()) mailbox->giveUp(peer_, why);
-    return;
-  }
-  // A copy of a small message would still be sent.
-  if (mailbox && ticket == 0 && sends_) mailbox->giveUp(peer_, why);
-  fail(why);
+  if (!mailbox || (ticket != 0 && mailbox->cancel(ticket, why))) return fail(why);
+  // It is being delivered or sent right now, and ends with that; or, without a ticket, it ends
+  // here, and a copy of it would still be sent.
+  if (sends_ && !ended_.load()) mailbox->giveUp(peer_, why);
+  if (ticket == 0) fail(why);
 }
 
 }  // namespace weft::process_group

@@ -256,7 +256,6 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
     value = waitFor(*fetchAsync(rref, timeout));
   } else {
     checkFetchable(*rref);
-    // torch's own function, which knows whether the RRef was dropped.
     const NotRecordedWithoutGradients recorded;
     value = c10::static_intrusive_pointer_cast<trpc::UserRRef>(rref)->toHere(toTorch(timeout));
   }

@@ -37,17 +37,4 @@ bool isUserCall(MessageType type) {
   return kindOf(type) != CallKind::kOther || type == MessageType::RREF_BACKWARD_REQ;
 }
 
-bool keepsTables(MessageType type) {
-  switch (type) {
-    case MessageType::RREF_USER_DELETE:
-    case MessageType::RREF_FORK_REQUEST:
-    case MessageType::RREF_CHILD_ACCEPT:
-    case MessageType::BACKWARD_AUTOGRAD_REQ:
-    case MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace weft::rpc

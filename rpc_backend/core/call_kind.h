@@ -41,8 +41,4 @@ bool mayBeDropped(MessageType type);
 // The others keep tables right, or belong to a backward pass of torch's.
 bool isUserCall(MessageType type);
 
-// Messages that torch and its shutdown rely on: about references, and about contexts and backward
-// passes of distributed autograd.
-bool keepsTables(MessageType type);
-
 }  // namespace weft::rpc

@@ -23,6 +23,12 @@ constexpr std::size_t kLargestDeletion = 1024;  // bytes that the loop thread re
 // times, then what it was about stays for good.
 constexpr std::uint64_t kReserve = std::uint64_t{1} << 20;
 
+// They are about references, and about contexts and backward passes of distributed autograd.
+bool keepsTables(MessageType type) {
+  return RRefLifecycle::isRRefMessage(type) || type == MessageType::BACKWARD_AUTOGRAD_REQ ||
+         type == MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ;
+}
+
 }  // namespace
 
 bool RequestServer::hasRoom(std::uint64_t held, std::uint64_t bytes) const {

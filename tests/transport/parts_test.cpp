@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
+#include <span>
 
 #include "tests/transport/recorder.h"
 #include "transport/auth/auth_key.h"
@@ -58,48 +60,52 @@ TEST(HostIdentity, IsThereAndStable) {
   EXPECT_EQ(hostIdentity(), hostIdentity());
 }
 
+// Descriptors from one end of a Unix socket to the other.
+class PassedFds : public ::testing::Test {
+ protected:
+  PassedFds() : PassedFds(connected()) { reader.acceptFds(); }
+  // Each with a byte.
+  void pass(std::span<const int> fds) {
+    char byte = 0;
+    iovec one{&byte, 1};
+    EXPECT_EQ(writer.write({&one, 1}, fds).count, 1U);
+    EXPECT_EQ(reader.read({&one, 1}).count, 1U);
+  }
+  SocketStream reader, writer;
+
+ private:
+  explicit PassedFds(std::array<int, 2> ends)
+      : reader(UniqueFd(ends[0]), "unix"), writer(UniqueFd(ends[1]), "unix") {}
+  static std::array<int, 2> connected() {
+    std::array<int, 2> ends{-1, -1};
+    constexpr int kType = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+    EXPECT_EQ(::socketpair(AF_UNIX, kType, 0, ends.data()), 0);
+    return ends;
+  }
+};
+
 // No descriptor may take the place of one before it that was lost: then a tensor would get the
 // bytes of another one's file.
-TEST(SocketStream, BehindALostDescriptorAllAreLost) {
-  int ends[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-  SocketStream reader(UniqueFd(ends[0]), "unix");
-  SocketStream writer(UniqueFd(ends[1]), "unix");
-  reader.acceptFds();
-  char byte = 0;
-  iovec one{&byte, 1};
-  const auto sendFd = [&] {
-    const int fd = writer.pollFd();
-    EXPECT_EQ(writer.write({&one, 1}, {&fd, 1}).count, 1U);
-    EXPECT_EQ(reader.read({&one, 1}).count, 1U);
-  };
+TEST_F(PassedFds, BehindOneThatWasLostAllAreLost) {
+  const std::array<int, 1> fd{writer.pollFd()};
   rlimit old{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
   const rlimit none{0, old.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  sendFd();
+  pass(fd);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old), 0);
-  sendFd();
+  pass(fd);
   EXPECT_TRUE(reader.takeFd().lost);
-  sendFd();
+  pass(fd);
   const Stream::ReceivedFd next = reader.takeFd();
   EXPECT_TRUE(next.lost);
   EXPECT_FALSE(next.fd.valid());
 }
 
-TEST(SocketStream, ADescriptorThatDidNotFitIsSaidToBeLost) {
-  int ends[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-  SocketStream reader(UniqueFd(ends[0]), "unix");
-  SocketStream writer(UniqueFd(ends[1]), "unix");
-  reader.acceptFds();
-  char byte = 0;
-  iovec one{&byte, 1};
+TEST_F(PassedFds, OneThatDidNotFitIsSaidToBeLost) {
   const std::vector<int> most(kMaxFds, writer.pollFd());
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(writer.write({&one, 1}, most).count, 1U);
-    EXPECT_EQ(reader.read({&one, 1}).count, 1U);
-  }
+  for (int i = 0; i < 3; ++i)
+    pass(most);
   for (std::size_t i = 0; i < 2 * kMaxFds; ++i)
     EXPECT_TRUE(reader.takeFd().fd.valid());
   EXPECT_TRUE(reader.takeFd().lost);
