@@ -20,6 +20,7 @@
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
 #include "rpc_backend/agent/answer_wait.h"
+#include "rpc_backend/call/fetch_in_background.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/log.h"
@@ -235,10 +236,12 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   checkFetchable(*rref);
   // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;
+  const rpc::FetchInBackground background;
   const FuturePtr answer =
       send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
+  // The reference lives until the answer has come: the owner deletes a value with its last one.
   return answer->then(
-      [](JitFuture& answered) {
+      [rref](JitFuture& answered) {
         if (answered.hasError()) throw std::runtime_error(errorOf(answered));
         trpc::MessageType type = trpc::MessageType::UNKNOWN;
         const auto response =

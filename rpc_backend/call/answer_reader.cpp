@@ -24,10 +24,11 @@ namespace {
 // another thread.
 constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
 
-// Whether the call's future has no callback of the user's. That of a fetch is seen by nobody before
-// send() has waited for it; torch's own callback of a deletion counts it.
+// Whether the call's future has no callback of the user's. That of a fetch for which send() waits
+// is seen by nobody before; torch's own callback of a deletion counts it.
 bool noUserCodeFollows(const PendingCall& call) {
-  return call.quick || isFetch(call.type) || call.type == MessageType::RREF_USER_DELETE;
+  const bool awaited = call.awaited_by != std::thread::id();
+  return call.quick || awaited || call.type == MessageType::RREF_USER_DELETE;
 }
 
 // Throws what torch's callback would throw after it has read the answer; then callbacks behind that

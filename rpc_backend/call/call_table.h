@@ -35,11 +35,11 @@ struct PendingCall {
   // The deadline of the call in which this was made, for the callbacks of this one's future.
   Clock::time_point outer_deadline = CallContext::kNever;
   Clock::time_point started{};
-  bool counted = false;                 // it has room that waitForRoom() gave
-  bool quick = false;                   // a quick call: the thread that reads its answer takes it
-  std::optional<RRefKey> fetched;       // the value for which it asks the value's owner
-  std::thread::id awaited_by;           // the thread that made a fetch, and waits in send()
-  std::optional<ForkIds> created;       // the reference that it is to create, if that can be read
+  bool counted = false;            // it has room that waitForRoom() gave
+  bool quick = false;              // a quick call: the thread that reads its answer takes it
+  std::optional<RRefKey> fetched;  // the value for which it asks the value's owner
+  std::thread::id awaited_by;      // the thread that waits in send() for its fetch, if one does
+  std::optional<ForkIds> created;  // the reference that it is to create, if that can be read
   std::optional<std::int64_t> context;  // of autograd, if peers are distrusted and it is in one
   InlineWaiter::Handle waiter;          // the thread that waits for it, if that is known
   Clock::time_point deadline() const {

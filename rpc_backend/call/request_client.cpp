@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/call/fetch_in_background.h"
 #include "rpc_backend/call/rref_creation.h"
 #include "rpc_backend/core/call_kind.h"
 #include "rpc_backend/core/call_streams.h"
@@ -37,7 +38,7 @@ PendingCall describeCall(worker_id_t peer, const Innermost& asked, const CallTim
   call.started = now;
   if (isFetch(asked.type)) {
     call.fetched = readFetchedId(asked.payload);
-    call.awaited_by = std::this_thread::get_id();
+    if (!FetchInBackground::active()) call.awaited_by = std::this_thread::get_id();
   }
   if (createsRRef(asked.type)) call.created = readCreatedIds(asked.payload);
   return call;
@@ -98,7 +99,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
         delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
                 carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
-  if (isFetch(asked.type)) awaitFetch(to, *future);
+  if (isFetch(asked.type) && !FetchInBackground::active()) awaitFetch(to, *future);
   return future;
 }
 

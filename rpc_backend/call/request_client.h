@@ -50,7 +50,8 @@ class RequestClient {
   // The number of the first call. Before any call is made.
   void startIdsAt(std::uint64_t id) { calls_.startAt(id); }
 
-  // Sends a request to `to`; the future gets its answer. A fetch (isFetch()) waits until then.
+  // Sends a request to `to`; the future gets its answer. A fetch (isFetch()) waits until then, but
+  // for FetchInBackground.
   //
   // `timeout` 0: never. A call that the user makes also ends by the deadline of the request that
   // this thread serves. Messages about RRefs and distributed autograd's contexts do not inherit it,

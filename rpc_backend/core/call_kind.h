@@ -25,8 +25,7 @@ CallKind kindOf(MessageType type);
 // The calls that create an RRef's value.
 bool createsRRef(MessageType type);
 
-// RRef.to_here(): RequestClient::send() waits for the answer, which the calling thread
-// deserialises, so the future has no user callback.
+// RRef.to_here(), for which RequestClient::send() waits; and fetches in the background.
 bool isFetch(MessageType type);
 
 // The calls for which a thread takes its InlineWaiter. Other messages must not claim it: a
