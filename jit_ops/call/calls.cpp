@@ -19,7 +19,7 @@
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/nested_values.h"
-#include "rpc_backend/agent/answer_wait.h"
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/fetch_in_background.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/future_wait.h"
@@ -198,7 +198,7 @@ at::IValue call(Call call, const c10::TypePtr& type) try {
   const rpc::ScopedInlineWaiter waiter;
   const bool wanted = wantsGradients(call);
   const FuturePtr answer = send(call);
-  rpc::awaitAnswer(*answer);
+  rpc::WeftAgent::awaitAnswer(*answer);
   return resultOf(call, wanted, type, *answer);
 } catch (const c10::Error& error) {
   throwWithoutStack(error);
@@ -231,8 +231,10 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
 }
 
 FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
-  if (rref->isOwner())
+  if (rref->isOwner()) {
+    if (const auto agent = rpc::WeftAgent::current()) agent->onOwnWait(rref->rrefId());
     return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
+  }
   checkFetchable(*rref);
   // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;

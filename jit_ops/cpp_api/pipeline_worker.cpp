@@ -55,17 +55,24 @@ class PipelineWorker final : public ops::Servable,
 
  private:
   using Code = std::function<at::IValue(const Values&)>;
-  using PartCode = std::function<at::IValue(ScriptPart&, const Values&)>;
 
   void method(const std::string& schema, Code code) {
     auto parsed = torch::jit::parseSchema(schema);
     codes_.emplace(parsed.name(), std::move(code));
     add(std::move(parsed));
   }
-  // One whose first argument is the name of a pipeline that has a part here.
+  // One whose first argument is the name of a pipeline that has a part here. `code` may return
+  // nothing.
+  template <typename PartCode>
   void partMethod(const std::string& schema, PartCode code) {
     method(schema, [this, code = std::move(code)](const Values& args) {
-      return code(*mustFind(args[0].toStringRef()), args);
+      const auto part = mustFind(args[0].toStringRef());
+      if constexpr (std::is_void_v<decltype(code(*part, args))>) {
+        code(*part, args);
+        return at::IValue();
+      } else {
+        return at::IValue(code(*part, args));
+      }
     });
   }
 
@@ -94,12 +101,11 @@ class PipelineWorker final : public ops::Servable,
               done->setErrorIfNeeded(std::current_exception());
             }
           });
-          return at::IValue(done);
+          return done;
         });
     partMethod("abandon(str pipe, int mini_batch, str reason) -> ()",
                [](ScriptPart& part, const Values& args) {
                  part.abandon(args[1].toInt(), args[2].toStringRef());
-                 return at::IValue();
                });
     partMethod(
         "take_output(str pipe, int mini_batch) -> Any",
@@ -107,53 +113,44 @@ class PipelineWorker final : public ops::Servable,
   }
 
   void addState() {
-    partMethod("layers_state(str pipe) -> Dict(str, Tensor)", [](ScriptPart& part, const Values&) {
-      return at::IValue(pipe::stateOf(part.layers()));
-    });
+    partMethod("layers_state(str pipe) -> Dict(str, Tensor)",
+               [](ScriptPart& part, const Values&) { return pipe::stateOf(part.layers()); });
     partMethod("load_layers(str pipe, Dict(str, Tensor) state) -> Any",
                [](ScriptPart& part, const Values& args) {
                  const auto keys = pipe::loadState(part.layers(), args[1].to<pipe::StateDict>());
-                 return at::IValue(c10::ivalue::Tuple::create(keys.missing, keys.used));
+                 return c10::ivalue::Tuple::create(keys.missing, keys.used);
                });
     partMethod("train(str pipe, bool mode) -> ()", [](ScriptPart& part, const Values& args) {
       pipe::setTraining(part.layers(), args[1].toBool());
-      return at::IValue();
     });
     partMethod("zero_grad(str pipe, bool set_to_none) -> ()",
                [](ScriptPart& part, const Values& args) {
                  pipe::clearGradients(part.layers(), args[1].toBool());
-                 return at::IValue();
                });
     partMethod("gradient_norms(str pipe, float norm_type) -> Tensor[]",
                [](ScriptPart& part, const Values& args) {
-                 return at::IValue(pipe::gradientNorms(part.layers(), args[1].toDouble()));
+                 return pipe::gradientNorms(part.layers(), args[1].toDouble());
                });
     partMethod("scale_gradients(str pipe, float factor) -> ()",
                [](ScriptPart& part, const Values& args) {
                  pipe::scaleGradients(part.layers(), args[1].toDouble());
-                 return at::IValue();
                });
   }
 
   void addOptimizer() {
-    partMethod("make_optimizer(str pipe) -> ()", [](ScriptPart& part, const Values&) {
-      part.makeOptimizer();
-      return at::IValue();
-    });
+    partMethod("make_optimizer(str pipe) -> ()",
+               [](ScriptPart& part, const Values&) { part.makeOptimizer(); });
     partMethod("optimize(str pipe, str kind, Dict(str, float) options) -> ()",
                [](ScriptPart& part, const Values& args) {
                  part.optimizer().step(args[1].toStringRef(),
                                        args[2].to<ScriptOptimizer::Options>());
-                 return at::IValue();
                });
-    partMethod("optimizer_state(str pipe) -> Dict(str, Dict(str, Tensor))",
-               [](ScriptPart& part, const Values&) {
-                 return at::IValue(ops::toDicts(part.optimizer().state()));
-               });
+    partMethod(
+        "optimizer_state(str pipe) -> Dict(str, Dict(str, Tensor))",
+        [](ScriptPart& part, const Values&) { return ops::toDicts(part.optimizer().state()); });
     partMethod("load_optimizer(str pipe, Dict(str, Dict(str, Tensor)) state) -> ()",
                [](ScriptPart& part, const Values& args) {
                  part.optimizer().load(args[1].to<ScriptOptimizer::State>());
-                 return at::IValue();
                });
   }
 

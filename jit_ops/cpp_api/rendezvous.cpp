@@ -69,9 +69,8 @@ void fillFromEnvironment(JoinOptions& options, bool may_be_dynamic) {
 }
 
 std::chrono::milliseconds storeTimeout(const JoinOptions& options) {
-  const double seconds = options.rpc.rpcTimeoutSeconds;
-  return rpc::fromSeconds(seconds > 0 ? seconds
-                                      : torch::distributed::rpc::kDefaultRpcTimeoutSeconds);
+  const float seconds = options.rpc.rpcTimeoutSeconds;
+  return rpc::toTimeout(seconds > 0 ? seconds : torch::distributed::rpc::kDefaultRpcTimeoutSeconds);
 }
 
 c10::intrusive_ptr<c10d::Store> openStore(const JoinOptions& options) {

@@ -12,6 +12,7 @@
 
 #include "jit_ops/serve/plain_errors.h"
 #include "rpc_backend/core/call_context.h"
+#include "rpc_backend/serve/error_text.h"
 
 namespace weft::ops {
 
@@ -176,7 +177,7 @@ class Batched : public Servable {
     } catch (const std::exception& error) {
       if (requests.size() == 1) {
         requests[0].answer->setErrorIfNeeded(
-            std::make_exception_ptr(std::runtime_error(textOf(error))));
+            std::make_exception_ptr(std::runtime_error(rpc::withoutStack(error.what()))));
         return;
       }
       for (Request& request : requests) {

@@ -9,6 +9,7 @@
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/result_names.h"
 #include "rpc_backend/serve/callback/script_service.h"
+#include "rpc_backend/serve/error_text.h"
 
 namespace weft::ops {
 
@@ -88,7 +89,7 @@ FuturePtr runRemote(Values& stack) {
         type);
   } catch (const std::exception& error) {
     auto failed = c10::make_intrusive<JitFuture>(type);
-    failed->setError(std::make_exception_ptr(std::runtime_error(textOf(error))));
+    failed->setError(std::make_exception_ptr(std::runtime_error(rpc::withoutStack(error.what()))));
     return failed;
   }
 }
@@ -109,17 +110,13 @@ FuturePtr listing() {
 class Service : public rpc::ScriptService {
  public:
   FuturePtr run(const std::string& name, Values& stack) override {
-    try {
-      if (name == kCallName) return runCall(stack, 0);
-      if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
-      if (name == kRemoteName) return runRemote(stack);
-      if (name == kListName) return listing();
-      const Found found = findPublished(name, kNewest);
-      if (found.servable == nullptr) return nullptr;
-      return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
-    } catch (const c10::Error& error) {
-      throw std::runtime_error(textOf(error));
-    }
+    if (name == kCallName) return runCall(stack, 0);
+    if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
+    if (name == kRemoteName) return runRemote(stack);
+    if (name == kListName) return listing();
+    const Found found = findPublished(name, kNewest);
+    if (found.servable == nullptr) return nullptr;
+    return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
   }
 };
 

@@ -33,7 +33,7 @@ std::uint64_t costOfTensors(WireReader& reader, std::uint32_t count) {
   TensorMeta meta;
   for (; count > 0 && reader.tensor(meta, &itemSize); --count)
     cost += costOf(meta);
-  return cost + reader.gapBytes();
+  return cost;
 }
 
 }  // namespace

@@ -6,11 +6,14 @@
 
 #include "rpc_backend/agent/agent_parts.h"
 #include "rpc_backend/call/driven_wait.h"
+#include "rpc_backend/call/inline_waiter.h"
+#include "rpc_backend/core/future_wait.h"
 #include "rpc_backend/core/thread_state_of_torch.h"
 #include "rpc_backend/join/store_access.h"
 #include "rpc_backend/options/env.h"
 #include "rpc_backend/torch_private/rref_agent.h"
 #include "transport/base/environment.h"
+#include "transport/base/interruption.h"
 
 namespace weft::rpc {
 
@@ -174,6 +177,17 @@ std::vector<std::int32_t> WeftAgent::barrier(float timeout_seconds, bool last) {
 void WeftAgent::cancel(const JitFuture& answer) {
   checkProcess("cancelling a call");
   parts_->client.canceller().cancel(answer);
+}
+
+void WeftAgent::awaitAnswer(JitFuture& answer) {
+  try {
+    InlineWaiter::wait();
+    if (!answer.completed()) transport::raiseIfInterrupted();  // the waiter let no handler run
+    awaitInterruptibly(answer);
+  } catch (...) {
+    if (const auto agent = current()) agent->cancel(answer);
+    throw;
+  }
 }
 
 void WeftAgent::hurry() { parts_->context.hurried = true; }

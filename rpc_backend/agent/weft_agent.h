@@ -85,6 +85,11 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
 
   // Cancels the call whose answer completes that future: nobody waits for it any more.
   void cancel(const JitFuture& answer);
+  // Returns when `answer`, which nobody else waits for, is complete: with the answer to a call that
+  // this thread has sent, or with an error. A thread that has taken its InlineWaiter completes it
+  // itself. Ctrl-C cancels the call, and what its handler raised is thrown. Without the GIL, and
+  // with no lock held.
+  static void awaitAnswer(JitFuture& answer);
 
   // Static groups: waits until every worker has come here and no call is in flight. After the
   // `last` barrier, rank 0 stays until the others have seen it, because it may serve the Store.

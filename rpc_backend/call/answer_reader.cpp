@@ -74,7 +74,7 @@ void AnswerReader::takeAnswer(worker_id_t from, const std::shared_ptr<IncomingMe
     const bool has_owner = call.awaited_by == std::this_thread::get_id();
     if (in->tensorCount() > 0 && !has_owner) context_.dropElsewhere(std::move(read));
   } else {
-    completer_.complete(call, std::move(read));
+    completer_.complete(call.waiter, std::move(read));
   }
 }
 
@@ -133,7 +133,7 @@ void AnswerReader::onControlAck(worker_id_t from, const IncomingMessage& in) {
     completer_.fail(std::move(*call), text);
     return;
   }
-  completer_.complete(*call, completer_.completion(*call, [](JitFuture& future) {
+  completer_.complete(call->waiter, completer_.completion(*call, [](JitFuture& future) {
     future.markCompleted(c10::IValue());
   }));
 }
@@ -143,9 +143,10 @@ void AnswerReader::completeOwn(std::uint64_t id, const FuturePtr& made) {
   if (!call) return;
   context_.metrics.addRoundTrip(kindOf(call->type), Clock::now() - call->started);
   CallRecorder::get().answered(id, 0, made->hasError());
-  completer_.complete(*call, completer_.completion(
-                                 *call, [this, made, asked = CallCompleter::askedBy(*call)](
-                                            JitFuture& future) { takeOwn(*made, asked, future); }));
+  completer_.complete(
+      call->waiter,
+      completer_.completion(*call, [this, made, asked = CallCompleter::askedBy(*call)](
+                                       JitFuture& future) { takeOwn(*made, asked, future); }));
 }
 
 void AnswerReader::takeOwn(JitFuture& made, const CallCompleter::Asked& asked,

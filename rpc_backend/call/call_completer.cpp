@@ -11,10 +11,10 @@ namespace weft::rpc {
 using torch::distributed::rpc::makeRPCError;
 using torch::distributed::rpc::RPCErrorType;
 
-void CallCompleter::complete(const PendingCall& call, Completion completion) {
+void CallCompleter::complete(const InlineWaiter::Handle& waiter, Completion completion) {
   bool given = false;
   const auto thrown = transport::thrownBy([&] {
-    given = call.waiter.give(completion) || context_.workers.runNext(std::move(completion)) ||
+    given = waiter.give(completion) || context_.workers.runNext(std::move(completion)) ||
             context_.completers.run(std::move(completion));
   });
   if (given) return;
@@ -31,8 +31,8 @@ void CallCompleter::fail(PendingCall call, const std::string& text) {
     context_.metrics.calls_failed.fetch_add(1, std::memory_order_relaxed);
     CallRecorder::get().answered(call.id, 0, /*failed=*/true);
   }
-  complete(call, completion(call, [this, peer = call.peer, asked = askedBy(call),
-                                   text](JitFuture& future) {
+  complete(call.waiter, completion(call, [this, peer = call.peer, asked = askedBy(call),
+                                          text](JitFuture& future) {
              const bool lost = group_.lossOf(peer).has_value();
              if (lost) rrefs_.cleanUpAfter(peer);
              if (rrefs_.isMoot(peer, asked.type)) {

@@ -38,7 +38,7 @@ class CallCompleter {
   Completion completion(PendingCall& call, Settle settle);
   // Has it run by the first of these that takes it: the thread that waits for the call, the worker
   // that drives the loop here, a completer. Runs it here if none does.
-  void complete(const PendingCall& call, Completion completion);
+  void complete(const InlineWaiter::Handle& waiter, Completion completion);
   void fail(PendingCall call, const std::string& text);
   // For a call to this worker that is not sent, on the thread that makes it. The future fails
   // before that thread has it, as with TensorPipe, so no user callback runs here.

@@ -49,6 +49,11 @@ transport::Waited CallTable::waitInLine(Room& room, std::size_t limit,
   return waited;
 }
 
+void CallTable::giveRoomBack(worker_id_t peer) {
+  const std::lock_guard lock(mutex_);
+  rooms_[peer].giveBack();
+}
+
 std::size_t CallTable::waitingForRoom(worker_id_t peer) const {
   const std::lock_guard lock(mutex_);
   const auto found = rooms_.find(peer);
@@ -63,10 +68,7 @@ void CallTable::onTaken(const PendingCall& call) {
       ++fetch;
     if (fetch != last) fetches_.erase(fetch);
   }
-  if (!call.counted) return;
-  Room& room = rooms_[call.peer];
-  --room.taken;
-  room.wakeFirst();
+  if (call.counted) rooms_[call.peer].giveBack();
 }
 
 std::uint64_t CallTable::add(PendingCall call) {

@@ -63,6 +63,8 @@ class CallTable {
   // `deadline` for one of them to end. Threads get room in the order in which they come. kDone:
   // then add() a call that is `counted`. Without the GIL; not on the loop thread, which ends calls.
   transport::Waited waitForRoom(worker_id_t peer, std::size_t limit, Clock::time_point deadline);
+  // Gives the room of a call back that was not added.
+  void giveRoomBack(worker_id_t peer);
   std::size_t waitingForRoom(worker_id_t peer) const;
   std::uint64_t add(PendingCall call);  // returns the call's id, unique for this agent
   // Takes the call only if it waits for `peer`, because nobody else may answer it.
@@ -87,6 +89,10 @@ class CallTable {
     std::list<std::condition_variable> waiting;  // in order of arrival
     void wakeFirst() {
       if (!waiting.empty()) waiting.front().notify_one();
+    }
+    void giveBack() {
+      --taken;
+      wakeFirst();
     }
   };
   // With the lock, which is free while it waits.

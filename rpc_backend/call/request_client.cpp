@@ -65,6 +65,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   FuturePtr future;
   std::optional<std::string> why = rrefs.refusal;
   milliseconds left{}, delay{};
+  bool has_room = false;
   std::optional<CallRange> range;
   try {
     const auto now = Clock::now();
@@ -74,7 +75,8 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
     if (distrustsPeers(context_.options.request_policy))
       call.context = contextIdOf(message->type(), message->payload());
     if (!why) why = reasonNotToSend(*message, time.over, call);
-    left = call.counted ? leftOf(call) : time.timeout;
+    has_room = call.counted;
+    left = has_room ? leftOf(call) : time.timeout;
     const std::optional<RRefKey> fetched = call.fetched;
     future = start(std::move(call), id);
     if (asked.type == MessageType::BACKWARD_AUTOGRAD_REQ) keepContext(*message, *future);
@@ -84,6 +86,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
     if (!why && to == context_.rank && context_.closed()) why = closedText();
     if (hooks_.delay) delay = hooks_.delay(message->type());
   } catch (...) {
+    if (has_room && id == 0) calls_.giveRoomBack(to);
     forget(to, id, rrefs.carried);
     throw;
   }
@@ -173,7 +176,7 @@ FuturePtr RequestClient::start(PendingCall call, std::uint64_t& id) {
     const bool own = call.peer == context_.rank;
     call.waiter = InlineWaiter::claim(displaced, own ? nullptr : sender_.endpoint());
   }
-  if (displaced) context_.completers.run(std::move(displaced));
+  if (displaced) completer_.complete({}, std::move(displaced));
   const auto deadline = call.deadline();
   auto future = call.future;
   // Counted before: another thread may take it at once.

@@ -25,7 +25,7 @@ std::shared_ptr<void> RRefDecliner::count(worker_id_t to) {
 void RRefDecliner::decline(worker_id_t from, std::span<const char> payload) {
   // The two kinds of message that decline are moot together.
   if (rrefs_.isMoot(from, MessageType::RREF_USER_DELETE)) return;
-  const auto timeout = fromSeconds(context_.options.rpcTimeoutSeconds);
+  const auto timeout = toTimeout(context_.options.rpcTimeoutSeconds);
   for (const auto& message : RRefLifecycle::declining(payload, from, kMostUnacknowledged + 1)) {
     auto counted = count(from);
     if (counted == nullptr) {

@@ -42,16 +42,13 @@ void describeDense(const at::Tensor& dense, TensorMeta& meta) {
   meta.bytes = dense.nbytes();
 }
 
-// A view with gaps keeps them at the receiver if that costs little memory.
-void describeGaps(const at::Tensor& tensor, TensorMeta& meta, GapBudget& gaps) {
+// Whether the tensor is a view whose gaps the receiver gets, too.
+bool keepsGaps(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return false;
   const auto sizes = std::span(tensor.sizes().data(), tensor.sizes().size());
   const auto strides = std::span(tensor.strides().data(), tensor.strides().size());
-  TensorLayout layout{meta.bytes, meta.bytes};
-  if (!tensor.is_non_overlapping_and_dense())
-    layout = layoutOf(sizes, strides, tensor.itemsize()).value_or(layout);
-  if (!gaps.admits(layout) || layout.isDense()) return;
-  meta.gapped = true;
-  std::copy(strides.begin(), strides.end(), meta.strides.begin());
+  const auto layout = layoutOf(sizes, strides, tensor.itemsize());
+  return layout && !layout->isDense() && layout->span <= kMaxGappedBytes;
 }
 
 void describeSparse(const SparseForm& sparse, TensorMeta& meta) {
@@ -63,8 +60,8 @@ void describeSparse(const SparseForm& sparse, TensorMeta& meta) {
 }
 
 // Writes the description, and appends a buffer unless the bytes are inline or lent.
-void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps,
-                  WireWriter& writer, std::vector<OwnedBuffer>& buffers) {
+void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, WireWriter& writer,
+                  std::vector<OwnedBuffer>& buffers) {
   TensorMeta meta;
   if (out.form == TensorForm::kUndefined) {
     writer.tensor(meta);
@@ -86,7 +83,8 @@ void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps
     return;
   }
   describeDense(out.dense, meta);
-  describeGaps(tensor, meta, gaps);
+  meta.gapped = keepsGaps(tensor);
+  if (meta.gapped) std::ranges::copy(tensor.strides(), meta.strides.begin());
   meta.form = out.form;
   meta.is_inline = out.form == TensorForm::kDense && meta.bytes <= kInlineTensorBytes;
   if (meta.is_inline) meta.inline_bytes = {out.bytes.data, out.bytes.size};
@@ -95,16 +93,9 @@ void encodeTensor(const at::Tensor& tensor, OutgoingTensor& out, GapBudget& gaps
 }
 
 // A copy with the strides that a peer would see.
-at::Tensor copyTensor(const at::Tensor& tensor, GapBudget& gaps) {
-  if (isPlain(tensor)) {
-    TensorMeta meta;
-    describeDense(tensor, meta);
-    describeGaps(tensor, meta, gaps);
-    if (meta.gapped) {
-      return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
-    }
-  }
-  return tensor.clone();
+at::Tensor copyTensor(const at::Tensor& tensor) {
+  if (!isPlain(tensor) || !keepsGaps(tensor)) return tensor.clone();
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
 }
 
 // A timeout that is too long for the field is sent as no limit.
@@ -151,10 +142,9 @@ transport::Message encode(WireKind kind, std::uint64_t call_id, const MessagePtr
   WireWriter writer(out.header);
   writer.header(header);
   if (!header.payload_inline) out.buffers.push_back(ownedPayload(message));
-  GapBudget gaps;
   auto given = tensors.begin();
   for (OutgoingTensor& tensor : prepared.tensors)
-    encodeTensor(tensor.is_part ? tensor.dense : *given++, tensor, gaps, writer, out.buffers);
+    encodeTensor(tensor.is_part ? tensor.dense : *given++, tensor, writer, out.buffers);
   if (header.device_memory) writer.deviceToken(prepared.token);
   if (const auto& staging = prepared.staging) {
     staging->locate(out.buffers);
@@ -181,7 +171,6 @@ MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map,
   const c10::InferenceMode not_of_the_caller(false);
   std::vector<at::Tensor> tensors;
   tensors.reserve(message.tensors().size());
-  GapBudget gaps;
   for (const at::Tensor& tensor : message.tensors()) {
     if (!tensor.defined()) {
       tensors.emplace_back();
@@ -189,7 +178,7 @@ MessagePtr copyForSelf(const Message& message, const DeviceMap& device_map,
     }
     checkNoDerivatives(tensor, self);
     checkMemory(tensor, self);
-    at::Tensor copy = copyTensor(tensor.detach(), gaps);
+    at::Tensor copy = copyTensor(tensor.detach());
     if (!device_map.empty()) copy = copy.to(mapDevice(tensor.device(), device_map, self));
     copy.set_requires_grad(tensor.requires_grad());
     tensors.push_back(std::move(copy));

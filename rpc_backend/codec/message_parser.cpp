@@ -168,7 +168,6 @@ Error MessageParser::readEnd() {
   if (head_.device_memory && !reader_.deviceToken(token)) return malformed(reader_.error());
   in_->token_.assign(token.begin(), token.end());
   if (!reader_.finished()) return malformed("the header is longer than its message");
-  in_->bytes_ += reader_.gapBytes();
   return Error::ok();
 }
 

@@ -132,10 +132,7 @@ void toHost(OutgoingTensors& out, const Recipient& to) {
       staging->add(tensor.dense);
       continue;
     }
-    if (!tensor.dense.is_cpu()) {
-      noteHostStaging();
-      tensor.dense = tensor.dense.to(c10::kCPU, /*non_blocking=*/false);
-    }
+    if (!tensor.dense.is_cpu()) tensor.dense = tensor.dense.to(c10::kCPU, /*non_blocking=*/false);
     tensor.bytes = bytesOf(tensor.dense);
   }
   if (staging->empty()) return;

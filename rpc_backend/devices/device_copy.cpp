@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-
-#include "rpc_backend/core/log.h"
 
 namespace weft::rpc {
 
@@ -35,19 +32,11 @@ void copyPiece(const at::Tensor& host, const at::Tensor& made, std::size_t begin
 
 at::Tensor toDevice(const at::Tensor& host, c10::Device device) {
   const bool in_pieces = device.is_cuda() && host.layout() == c10::kStrided && !host.is_quantized();
-  if (!device.is_cuda()) noteHostStaging();
   if (!in_pieces) return host.to(device, /*non_blocking=*/false);
   at::Tensor made = at::empty_strided(host.sizes(), host.strides(), host.options().device(device));
   for (std::size_t begin = 0; begin < host.nbytes(); begin += kChunk)
     copyPiece(host, made, begin, std::min(kChunk, host.nbytes() - begin));
   return made;
-}
-
-void noteHostStaging() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    logInfo("tensors on accelerators are sent through host memory; see docs/guide/cuda.md");
-  });
 }
 
 }  // namespace weft::rpc

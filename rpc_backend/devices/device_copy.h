@@ -24,7 +24,4 @@ void copyPiece(const at::Tensor& host, const at::Tensor& made, std::size_t begin
 // A dense tensor of the host on another device: in such pieces on a CUDA device.
 at::Tensor toDevice(const at::Tensor& host, c10::Device device);
 
-// Once per process: says that accelerator tensors go through host memory.
-void noteHostStaging();
-
 }  // namespace weft::rpc

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-#include "rpc_backend/agent/answer_wait.h"
+#include "rpc_backend/agent/weft_agent.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/torch_names.h"
 #include "rpc_backend/trace/call_range.h"
@@ -28,7 +28,7 @@ FuturePtr answerTo(Send&& send) {
   const ScopedInlineWaiter waiter;
   const CallRange range;
   const FuturePtr answer = send();
-  awaitAnswer(*answer);
+  WeftAgent::awaitAnswer(*answer);
   answer->waitAndThrow();
   return answer;
 }

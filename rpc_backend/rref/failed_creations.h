@@ -17,8 +17,18 @@ namespace weft::rpc {
 
 class FailedCreations {
  public:
-  void add(const RRefKey& value, std::string why);
-  std::optional<std::string> find(const RRefKey& value) const;
+  void add(const RRefKey& value, std::string why) {
+    const std::lock_guard lock(mutex_);
+    failed_.emplace_front(value, std::move(why));
+    if (failed_.size() > kKept) failed_.pop_back();
+  }
+
+  std::optional<std::string> find(const RRefKey& value) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [failed, why] : failed_)
+      if (failed == value) return why;
+    return std::nullopt;
+  }
 
  private:
   static constexpr std::size_t kKept = 64;

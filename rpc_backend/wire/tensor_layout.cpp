@@ -46,13 +46,4 @@ std::optional<TensorLayout> layoutOf(std::span<const std::int64_t> sizes,
   return TensorLayout{static_cast<std::uint64_t>(bytes), static_cast<std::uint64_t>(span)};
 }
 
-bool GapBudget::admits(const TensorLayout& layout) noexcept {
-  // Numbers of a layout have 63 bits, so that no sum here overflows.
-  elements_ = std::min(elements_ + layout.elements, std::uint64_t{1} << 62);
-  const std::uint64_t gaps = layout.span - layout.elements;
-  if (!layout.worthKeeping() || bytes_ + gaps > elements_ + kFree) return false;
-  bytes_ += gaps;
-  return true;
-}
-
 }  // namespace weft::rpc

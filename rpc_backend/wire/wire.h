@@ -43,7 +43,7 @@ enum class TensorForm : std::uint8_t {
   kSparse = 4,     // layout and sizes; the dense tensors just before it are its parts
 };
 
-inline constexpr std::uint8_t kWireVersion = 4;
+inline constexpr std::uint8_t kWireVersion = 5;
 // torch's MessageType is a byte and two flags (torch/csrc/distributed/rpc/message.h). Its enum
 // holds no larger number, and a conversion of one is undefined.
 inline constexpr std::uint16_t kMaxMessageType = 0x3ff;
@@ -54,6 +54,9 @@ inline constexpr std::uint32_t kMaxTensors = 1U << 16;
 inline constexpr std::uint64_t kTensorCost = 512;
 // What each of its dimensions costs: a size, a stride, and the stride of a view with gaps again.
 inline constexpr std::uint64_t kDimensionCost = 24;
+// From a view's first element to the end of its last: a longer view with gaps arrives dense,
+// because a few bytes of a header must not ask for much memory.
+inline constexpr std::uint64_t kMaxGappedBytes = 1024;
 inline constexpr std::uint32_t kNotInline = 0xffffffffU;
 // A tensor or payload up to this size travels inside the header: a copy is cheaper than an iovec,
 // an owner and a second read.
@@ -89,7 +92,8 @@ constexpr bool hasShape(TensorForm form) noexcept {
 // What a tensor costs its receiver beside its bytes.
 constexpr std::uint64_t costOf(const TensorMeta& meta) noexcept {
   const bool has_sizes = hasShape(meta.form) || meta.form == TensorForm::kSparse;
-  return kTensorCost + (has_sizes ? kDimensionCost * meta.ndim : 0);
+  return kTensorCost + (has_sizes ? kDimensionCost * meta.ndim : 0) +
+         (meta.gapped ? kMaxGappedBytes : 0);
 }
 
 struct WireHeader {

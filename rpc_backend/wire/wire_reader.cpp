@@ -120,7 +120,8 @@ bool WireReader::getShape(TensorMeta& meta, std::size_t item_size, bool contiguo
     return fail("a tensor's sizes and strides do not describe a dense tensor");
   }
   if (!layout) return fail("a tensor's sizes and strides do not describe a view");
-  if (!gaps_.admits(*layout)) return fail("the gaps of a view take more memory than they may");
+  if (meta.gapped && layout->span > kMaxGappedBytes)
+    return fail("the gaps of a view take more memory than they may");
   meta.bytes = layout->elements;
   return true;
 }

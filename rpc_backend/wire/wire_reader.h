@@ -27,8 +27,6 @@ class WireReader {
   bool deviceToken(std::span<const std::byte>& token);
   // Every byte was read.
   bool finished() const noexcept { return rest_.empty(); }
-  // The memory that the gaps of the tensors read so far take beside their bytes.
-  std::uint64_t gapBytes() const noexcept { return gaps_.bytes(); }
   const std::string& error() const noexcept { return error_; }
 
  private:
@@ -45,7 +43,6 @@ class WireReader {
   bool fail(const char* why);
 
   std::span<const std::byte> rest_;
-  GapBudget gaps_;
   bool device_memory_ = false;  // as the header says
   std::string error_;
 };

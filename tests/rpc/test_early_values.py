@@ -9,8 +9,14 @@ import signal
 from typing import Any
 
 import pytest
+import torch
 from rref_workers import GATE, HELD, Group, drop_all, leave, open_gate, report, wait_for_gate
+from torch.distributed.rpc import RRef
 from waiting import takes, wait_until
+
+import weft
+
+assert weft.wait_published  # and its operators, of which the scripts are made
 
 SOON = 20.0
 CREATOR, OWNER, OTHER = range(3)
@@ -97,6 +103,22 @@ def wait_at_owner() -> None:
 def waiting() -> int:
     agent = _rpc().api._get_current_rpc_agent()
     return int(agent.get_metrics()["agent.server_active_calls"])
+
+
+@torch.jit.script
+def made_by_script(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@torch.jit.script
+def fetched_at_owner(reference: RRef[torch.Tensor]) -> torch.Tensor:
+    return torch.ops.weft.fetch(reference)
+
+
+def wait_at_owner_in_script() -> None:
+    reference = _rpc().remote("worker1", made_by_script, args=(torch.ones(2),))
+    HELD.append(reference)
+    HELD.append(_rpc().rpc_async("worker1", fetched_at_owner, args=(reference,)))
 
 
 def make_own_and_wait() -> int:
@@ -198,10 +220,12 @@ def test_a_value_that_torch_fails_to_create() -> None:
         assert max(group.all(leave)) < SOON
 
 
-def test_a_value_whose_creator_dies_before_its_call_comes() -> None:
-    faults = {"messages_to_delay": {"PYTHON_REMOTE_CALL": 60.0}}
+@pytest.mark.parametrize("wait", [wait_at_owner, wait_at_owner_in_script])
+def test_a_value_whose_creator_dies_before_its_call_comes(wait) -> None:
+    faults = {"messages_to_delay": {"PYTHON_REMOTE_CALL": 60.0, "SCRIPT_REMOTE_CALL": 60.0}}
     with Group(2, faults=faults) as group:
-        group[CREATOR].call(wait_at_owner)
+        assert group[OWNER].call(waiting) == 0  # and it has this file's scripts
+        group[CREATOR].call(wait)
         wait_until(lambda: group[OWNER].call(waiting) == 1, "the owner waits")
         group[CREATOR].kill()
         wait_until(lambda: group[OWNER].call(waiting) == 0, "the wait has ended", SOON)

@@ -114,6 +114,15 @@ TEST(CallTable, RoomIsPerPeerAndGivenBackByWhoeverTakesACall) {
   EXPECT_EQ(add(1), 0U);
 }
 
+TEST(CallTable, RoomIsGivenBackForACallThatIsNotAdded) {
+  CallTable calls;
+  const auto now = Clock::now();
+  EXPECT_EQ(calls.waitForRoom(1, 1, now), transport::Waited::kDone);
+  EXPECT_EQ(calls.waitForRoom(1, 1, now), transport::Waited::kLate);
+  calls.giveRoomBack(1);
+  EXPECT_EQ(calls.waitForRoom(1, 1, now), transport::Waited::kDone);
+}
+
 TEST(CallTable, WhoWaitsForRoomGetsWhatOthersGiveBack) {
   CallTable calls;
   constexpr int kThreads = 4;

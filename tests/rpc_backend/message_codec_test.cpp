@@ -314,7 +314,6 @@ TEST(MessageCodec, LargeTensorsLieInThePool) {
   EXPECT_TRUE(tensor.equal(dense));
   EXPECT_EQ(tensor.strides(), dense.strides());
   EXPECT_TRUE(came->tensors()[1].equal(gapped));
-  EXPECT_EQ(came->tensors()[1].strides(), gapped.strides());
   EXPECT_TRUE(came->tensors()[2].equal(small));
   EXPECT_TRUE(came->tensors()[3].to_dense().equal(sparse.to_dense()));
   came.reset();
@@ -498,41 +497,44 @@ TEST(MessageCodec, ATensorOfManyDimensionsCountsForWhatItTakes) {
   const auto in = IncomingMessage::begin(header, {}, buffers);
   const std::size_t taken = ::mallinfo2().uordblks - before;
   ASSERT_TRUE(in.ok()) << in.error().text();
-  EXPECT_LE(taken, in.value()->bytes());
-  EXPECT_GT(2 * taken, in.value()->bytes());
+  // The gaps take memory later.
+  const auto counted = in.value()->bytes() - kCount * kMaxGappedBytes;
+  EXPECT_LE(taken, counted);
+  EXPECT_GT(2 * taken, counted);
 }
 
-// A sender makes tensors dense where their gaps come to too much; a receiver refuses them.
-TEST(MessageCodec, FewBytesCannotAskForMuchByGaps) {
-  constexpr std::uint32_t kCount = 20'000;
+// A sender makes a long view dense; a receiver refuses its gaps.
+TEST(MessageCodec, AViewKeepsFewGapsOnly) {
   std::vector<std::byte> header;
   WireWriter writer(header);
   WireHeader head;
-  head.tensor_count = kCount;
+  head.tensor_count = 1;
   writer.header(head);
   TensorMeta meta;
   meta.form = TensorForm::kDense;
   meta.dtype = static_cast<std::uint8_t>(at::kByte);
   meta.ndim = 1;
   meta.sizes[0] = 2;
-  meta.strides[0] = 8191;
+  meta.strides[0] = kMaxGappedBytes;
   meta.gapped = true;
   meta.bytes = 2;
   meta.is_inline = true;
   const std::array<std::byte, 2> elements{};
   meta.inline_bytes = elements;
-  for (std::uint32_t i = 0; i < kCount; ++i)
-    writer.tensor(meta);
+  writer.tensor(meta);
   EXPECT_EQ(refusalOf(header, {}).code(), transport::ErrorCode::kProtocol);
 
-  const at::Tensor view = at::arange(8192, at::kByte).slice(0, 0, 8192, 8191);
-  const auto sent = makeMessage(1, std::vector<at::Tensor>(kCount, view));
-  const auto came = thereAndBack(sent);
-  ASSERT_TRUE(came);
-  EXPECT_EQ(came->tensors().front().stride(0), 8191);
-  EXPECT_EQ(came->tensors().back().stride(0), 1);
-  EXPECT_TRUE(came->tensors().back().equal(view));
-  EXPECT_EQ(copyForSelf(*sent)->tensors().back().stride(0), 1);
+  const at::Tensor all = at::arange(2048, at::kByte);
+  const at::Tensor few = all.slice(0, 0, 1024, 1023);
+  const at::Tensor many = all.slice(0, 0, 1025, 1024);
+  const auto sent = makeMessage(1, {few, many});
+  for (const auto& came : {thereAndBack(sent), copyForSelf(*sent)}) {
+    ASSERT_TRUE(came);
+    EXPECT_EQ(came->tensors()[0].stride(0), 1023);
+    EXPECT_EQ(came->tensors()[1].stride(0), 1);
+    EXPECT_TRUE(came->tensors()[0].equal(few));
+    EXPECT_TRUE(came->tensors()[1].equal(many));
+  }
 }
 
 // The byte that says whether the tensors were copied may lie in the sender's memory.

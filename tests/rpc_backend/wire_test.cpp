@@ -264,37 +264,7 @@ TEST(TensorLayout, TheSpanOfAViewHasItsGaps) {
   ASSERT_TRUE(view);
   EXPECT_EQ(view->elements, 24U);
   EXPECT_EQ(view->span, 60U);  // 0, 2, 4, 10, 12, 14
-  EXPECT_TRUE(view->worthKeeping());
   EXPECT_FALSE(layoutOf(Numbers{2, 3}, Numbers{4, 2}, 4)) << "0 + 4 and 4 + 0 are one element";
-  const auto sparse = layoutOf(Numbers{100}, Numbers{1000}, 4);
-  ASSERT_TRUE(sparse);
-  EXPECT_FALSE(sparse->worthKeeping());
-}
-
-TEST(GapBudget, GapsComeToOneMebibyteAndTheElements) {
-  const TensorLayout small{2, 8192};
-  GapBudget alone;
-  std::uint64_t kept = 0;
-  while (alone.admits(small))
-    ++kept;
-  EXPECT_EQ(kept, (std::uint64_t{1} << 20) / (8190 - 2));  // each brings 2 bytes of its own
-  EXPECT_EQ(alone.bytes(), kept * 8190);
-  EXPECT_TRUE(alone.admits({10'000, 10'000})) << "a dense tensor has no gaps";
-  EXPECT_TRUE(alone.admits(small)) << "and makes room for some";
-  GapBudget half;
-  for (int i = 0; i < 1000; ++i)
-    EXPECT_TRUE(half.admits({1 << 20, 2 << 20})) << "half full is always kept";
-  EXPECT_FALSE(GapBudget().admits({400, 396'004}));
-}
-
-TEST(GapBudget, NoNumberOverflows) {
-  GapBudget gaps;
-  const std::uint64_t most = std::uint64_t(1) << 62;
-  for (int i = 0; i < 10; ++i) {
-    EXPECT_TRUE(gaps.admits({2 * most - 1, 2 * most - 1}));
-    gaps.admits({most, 2 * most - 1});
-  }
-  EXPECT_LE(gaps.bytes(), most + (std::uint64_t{1} << 20));
 }
 
 TEST(TensorLayout, RefusesOverflow) {
