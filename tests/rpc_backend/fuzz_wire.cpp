@@ -2,6 +2,8 @@
 // bytes; nothing may crash, read out of bounds, or loop for long.
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 #include "rpc_backend/wire/pickle_scan.h"
 #include "rpc_backend/wire/wire_reader.h"
@@ -24,7 +26,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (found && found->inner_payload.size() >= size) __builtin_trap();
     return 0;
   }
-  WireReader reader({reinterpret_cast<const std::byte*>(data), size});
+  // The right version: no input may end there.
+  std::vector<std::byte> bytes(size);
+  std::memcpy(bytes.data(), data, size);
+  if (size > 0) bytes[0] = std::byte{kWireVersion};
+  WireReader reader(bytes);
   WireHeader header;
   if (!reader.header(header)) return 0;
   for (std::uint32_t i = 0; i < header.tensor_count; ++i) {
