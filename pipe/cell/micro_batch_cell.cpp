@@ -147,6 +147,8 @@ Batch MicroBatchCell::callStage(CellPass pass, const std::vector<at::Tensor>& in
       stage_, micro_batch_, context.micro_batches, pass == CellPass::kCheckpoint,
       again,  &skips,       context.number,        context.in_backward};
   const StageContextGuard guard(stage_context);
+  // What the stage makes on "cuda", it makes on its own device, whichever thread runs it.
+  const c10::OptionalDeviceGuard device(ifAccelerator(context.pipeline.devices[stage_]));
   const auto payload_end = inputs.begin() + static_cast<std::ptrdiff_t>(input_.payloadSize());
   const Batch batch{{inputs.begin(), payload_end}, input_.activations().structure};
 

@@ -42,10 +42,9 @@ PipelineContext::PipelineContext(std::vector<std::shared_ptr<Stage>> the_stages,
   executor = std::make_unique<StageExecutor>("weft-pipe-", workers, std::move(hooks));
 }
 
-const DeviceCopier* PipelineContext::copier() {
-  if (!crosses || !accelerated) return nullptr;
+const DeviceCopier& PipelineContext::copier() {
   std::call_once(copier_made_, [&] { copier_ = std::make_unique<DeviceCopier>(devices); });
-  return copier_.get();
+  return *copier_;
 }
 
 }  // namespace weft::pipe

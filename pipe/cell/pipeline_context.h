@@ -32,9 +32,9 @@ struct PipelineContext {
                   std::vector<c10::Device> the_devices, std::vector<SkipRoute> the_routes,
                   ThreadHooks hooks);
 
-  // Copies between the stages' devices; nullptr where there is no accelerator, or one alone. Made
-  // by the first call: a pipeline may be built, and its process forked, before a device is used.
-  const DeviceCopier* copier();
+  // Copies between the stages' devices. Made by the first call: a pipeline may be built, and its
+  // process forked, before a device is used.
+  const DeviceCopier& copier();
 
   const std::vector<std::shared_ptr<Stage>> stages;
   const std::vector<c10::Device> devices;

@@ -22,6 +22,11 @@ namespace weft::pipe {
 
 inline bool isAccelerator(c10::Device device) { return !device.is_cpu() && !device.is_meta(); }
 
+// Nothing for the CPU, which is no thread's current device.
+inline std::optional<c10::Device> ifAccelerator(c10::Device device) {
+  return isAccelerator(device) ? std::optional(device) : std::nullopt;
+}
+
 // The tensor on that device; itself if it is there or undefined. Ordered by the devices' current
 // streams.
 at::Tensor moved(const at::Tensor& tensor, c10::Device device);

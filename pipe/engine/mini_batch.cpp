@@ -262,8 +262,8 @@ std::unique_lock<std::mutex> MiniBatch::beginBackward() {
   return alone;
 }
 
-MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
-                                         bool keep_graph) {
+std::vector<at::Tensor> MiniBatch::backward(const std::vector<at::Tensor>& grads,
+                                            const Wanted& wanted, bool keep_graph) {
   const at::NoGradGuard no_grad;
   std::optional<GradientBoundary> boundary;  // for what is recomputed
   if (std::any_of(cells_.begin(), cells_.end(), [](const MicroBatchCell& cell) {
@@ -302,7 +302,9 @@ MiniBatch::Gradients MiniBatch::backward(const std::vector<at::Tensor>& grads, c
     throw;
   }
   context_.parameters.noteVersions();
-  return {joinInputGrads(job), sums.take()};
+  std::vector<at::Tensor> found = joinInputGrads(job);
+  std::ranges::move(sums.take(), std::back_inserter(found));
+  return found;
 }
 
 }  // namespace weft::pipe

@@ -45,14 +45,11 @@ class MiniBatch {
 
   // Held while a backward runs. Throws while another one does, and after one that kept no graph.
   std::unique_lock<std::mutex> beginBackward();
-  // The gradients of the mini-batch, per input tensor and per parameter; undefined if there is
-  // none, none is wanted, or the accumulator has got it. `grads`: per gathered tensor. Where it
-  // throws and was to keep the graph, the mini-batch is as before.
-  struct Gradients {
-    std::vector<at::Tensor> inputs;
-    std::vector<at::Tensor> parameters;
-  };
-  Gradients backward(const std::vector<at::Tensor>& grads, const Wanted& wanted, bool keep_graph);
+  // The gradients of the mini-batch, of the input tensors and then of the parameters; undefined if
+  // there is none, none is wanted, or the accumulator has got it. `grads`: per gathered tensor.
+  // Where it throws and was to keep the graph, the mini-batch is as before.
+  std::vector<at::Tensor> backward(const std::vector<at::Tensor>& grads, const Wanted& wanted,
+                                   bool keep_graph);
 
   const ForwardInput& input() const { return input_; }
   const MiniBatchContext& context() const { return context_; }

@@ -22,7 +22,6 @@ PipelineJob::PipelineJob(PipelineContext& pipeline, std::size_t micro_batches, S
       perform_(std::move(perform)),
       payloads_(micro_batches * (pipeline.stages.size() + 1)),
       skips_(micro_batches * pipeline.routes.size()),
-      copier_(pipeline.copier()),
       outside_(currentRngScope()) {
   for (const c10::Device device : pipeline.devices) {
     if (isAccelerator(device))
@@ -83,14 +82,7 @@ PendingCopyPtr PipelineJob::copy(const std::vector<at::Tensor*>& tensors, c10::D
       again.emplace_back(tensor, *first);
     }
   }
-  PendingCopyPtr pending;
-  if (copier_ != nullptr) {
-    pending = copier_->send(once, to);
-  } else {
-    const at::NoGradGuard no_grad;
-    for (at::Tensor* const tensor : once)
-      *tensor = moved(*tensor, to);
-  }
+  PendingCopyPtr pending = pipeline_.copier().send(once, to);
   for (const auto& [tensor, first] : again)
     *tensor = *first;
   return pending;

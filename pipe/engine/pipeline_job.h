@@ -70,7 +70,6 @@ class PipelineJob final : public Job {
   const Perform perform_;
   std::vector<Payload> payloads_;  // per micro-batch and stage, see passed()
   std::vector<Skip> skips_;        // per micro-batch and route
-  const DeviceCopier* const copier_;
   const at::ThreadLocalState thread_state_;
   RngScope* const outside_;
   std::vector<c10::Stream> streams_;

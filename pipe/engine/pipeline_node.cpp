@@ -48,12 +48,19 @@ autograd::Node* PipelineNode::freeAccumulator(std::size_t output) const {
 }
 
 autograd::variable_list PipelineNode::apply(autograd::variable_list&& grads) {
-  if (!arrived_) return backward(grads);
-  const Arrived arrived = std::move(*arrived_);
-  arrived_.reset();
-  for (const c10::Event& made : arrived.made)
+  auto arrived = [&] {
+    const std::lock_guard lock(mutex_);
+    return arrived_.extract(autograd::get_current_graph_task_id());
+  }();
+  if (arrived.empty()) return backward(grads);
+  for (const c10::Event& made : arrived.mapped().made)
     made.block(c10::impl::VirtualGuardImpl(made.device_type()).getStream(made.device()));
-  return backward(arrived.grads);
+  return backward(arrived.mapped().grads);
+}
+
+void PipelineNode::setArrived(Arrived arrived) {
+  const std::lock_guard lock(mutex_);
+  arrived_.insert_or_assign(autograd::get_current_graph_task_id(), std::move(arrived));
 }
 
 autograd::variable_list PipelineNode::backward(const autograd::variable_list& grads) {
@@ -72,21 +79,17 @@ autograd::variable_list PipelineNode::backward(const autograd::variable_list& gr
     }
     return gradientsWithGraph(*run, inputs, grads, wanted(*run));
   }
-  MiniBatch::Gradients found =
-      run->backward(grads, wanted(*run), autograd::get_current_graph_task_keep_graph());
-  autograd::variable_list result = std::move(found.inputs);
-  for (at::Tensor& grad : found.parameters)
-    result.push_back(std::move(grad));
-  return result;
+  return run->backward(grads, wanted(*run), autograd::get_current_graph_task_keep_graph());
 }
 
 void PipelineNode::release_variables() {
   std::shared_ptr<MiniBatch> run;  // dropped without the lock
+  std::unordered_map<int, Arrived> arrived;
   {
     const std::lock_guard lock(mutex_);
     run_.swap(run);
+    arrived_.swap(arrived);
   }
-  arrived_.reset();
   for (autograd::SavedVariable& saved : inputs_)
     saved.reset_data();
 }

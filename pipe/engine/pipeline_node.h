@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <memory>
-#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "pipe/engine/mini_batch.h"
@@ -25,22 +25,23 @@ class PipelineNode final : public torch::autograd::Node {
   void release_variables() override;
   std::string name() const override { return "WeftPipeBackward"; }
 
-  // Gradients for the next apply(), in place of its argument; `made`: when they are computed.
+  // Gradients for the apply() of the same backward, in place of its argument; `made`: when they are
+  // computed.
   struct Arrived {
     torch::autograd::variable_list grads;
     std::vector<c10::Event> made;
   };
-  void setArrived(Arrived arrived) { arrived_.emplace(std::move(arrived)); }
+  void setArrived(Arrived arrived);
 
  private:
   torch::autograd::variable_list backward(const torch::autograd::variable_list& grads);
   Wanted wanted(const MiniBatch& run) const;
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
-  // nullptr once released, which another backward on another thread may do. Under Node's mutex_.
-  std::shared_ptr<MiniBatch> run_;
+  // Under Node's mutex_: other threads may run other backwards.
+  std::shared_ptr<MiniBatch> run_;            // nullptr once released
+  std::unordered_map<int, Arrived> arrived_;  // by autograd's number of the backward
   std::vector<torch::autograd::SavedVariable> inputs_;
-  std::optional<Arrived> arrived_;
 };
 
 // Stands before a PipelineNode where there are accelerators. Autograd runs a node on the thread of

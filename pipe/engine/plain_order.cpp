@@ -34,6 +34,7 @@ class StageWalk {
       skips_.put(route, moved(skips_.take(route).value_or(at::Tensor()), device));
     context.skips = &skips_;
     const StageContextGuard guard(context);
+    const c10::OptionalDeviceGuard current(ifAccelerator(device));
     const std::lock_guard alone(pipeline_.in_use[context.stage]);
     batch = run(batch);
     TORCH_CHECK_TYPE(!batch.tensors.empty(), "stage ", context.stage,
@@ -80,16 +81,10 @@ struct InputAliases {
     for (const auto k : c10::irange(tensors.size())) {
       const at::Tensor& tensor = tensors[k];
       const std::size_t first = firstSame(tensors, k);
-      if (first < k || !tensor.requires_grad()) {
-        at::Tensor alias = first < k ? aliases[first] : tensor.detach();
-        aliases.push_back(std::move(alias));
-        ends.emplace_back();  // the first one's has the gradient of all
-        continue;
-      }
-      auto node = makeNode<IdentityNode>();
-      node->add_next_edge(autograd::impl::gradient_edge(tensor));
-      aliases.push_back(aliasBehind(tensor, node));
-      ends.emplace_back(NodePtr(std::move(node)), 0);
+      const bool ends_here = first == k && tensor.requires_grad();  // the first one's has all
+      at::Tensor alias = first < k ? aliases[first] : ends_here ? aliasOf(tensor) : tensor.detach();
+      ends.push_back(ends_here ? autograd::impl::gradient_edge(alias) : autograd::Edge());
+      aliases.push_back(std::move(alias));
     }
   }
   std::vector<at::Tensor> aliases;

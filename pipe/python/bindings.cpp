@@ -11,11 +11,8 @@
 #include "pipe/engine/pipeline.h"
 #include "pipe/python/caller_context.h"
 #include "pipe/python/gil.h"
-#include "pipe/python/rng.h"
 #include "pipe/python/stage.h"
 #include "pipe/python/values.h"
-#include "pipe/python/worker_run.h"
-#include "pipe/python/workers.h"
 #include "third_party/torch/interpreter.h"
 #include "transport/base/interruption.h"
 
@@ -50,9 +47,6 @@ ThreadHooks threadHooks() {
     } else {
       join();
     }
-  };
-  hooks.interrupted = [] {
-    if (transport::interrupted()) withGil([] { transport::raiseInterrupt(); });
   };
   return hooks;
 }

@@ -1,4 +1,4 @@
-#include "pipe/python/rng.h"
+#include "pipe/python/bindings.h"
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>

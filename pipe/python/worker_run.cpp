@@ -1,9 +1,10 @@
-#include "pipe/python/worker_run.h"
+#include "pipe/python/bindings.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ namespace {
 
 using Task = std::tuple<std::string, std::int64_t, std::int64_t>;  // as Python's Task
 using Places = std::vector<std::vector<std::string>>;
+using Stages = std::map<std::int64_t, std::vector<torch::jit::Module>>;  // the layers of each
 
 // As a call from Python converts them; throws what that raises. With the GIL.
 Values converted(const py::tuple& arguments, const c10::FunctionSchema& schema) {
@@ -87,10 +89,6 @@ class PickledValues final : public PythonValues {
   py::object pack_, unpack_;
 };
 
-torch::jit::Module moduleOf(const py::handle& script) {
-  return script.attr("_c").cast<torch::jit::Module>();
-}
-
 // The run and what it needs of Python.
 struct Run {
   explicit Run(const py::tuple& codec) : python(codec[0], codec[1]) {}
@@ -99,18 +97,8 @@ struct Run {
   std::optional<ScriptWorkerRun> run;
 };
 
-std::map<std::int64_t, std::vector<torch::jit::Module>> modulesOf(const py::dict& stages) {
-  std::map<std::int64_t, std::vector<torch::jit::Module>> found;
-  for (const auto& [number, layers] : stages) {
-    auto& modules = found[number.cast<std::int64_t>()];
-    for (const py::handle layer : layers)
-      modules.push_back(moduleOf(layer));
-  }
-  return found;
-}
-
 std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::string>& names,
-                             Places places, const py::dict& stages, std::int64_t mini_batch,
+                             Places places, Stages stages, std::int64_t mini_batch,
                              const std::vector<Task>& tasks, std::vector<bool> recompute,
                              bool trains, std::optional<torch::jit::Module> criterion,
                              const py::list& targets, std::vector<double> weights,
@@ -118,7 +106,7 @@ std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::str
   WorkerPart part;
   std::tie(part.pipeline, part.worker, part.driver) = names;
   part.places = std::move(places);
-  part.stages = modulesOf(stages);
+  part.stages = std::move(stages);
   WorkerJob job;
   job.mini_batch = mini_batch;
   for (const auto& [kind, stage, micro_batch] : tasks)
@@ -140,8 +128,8 @@ std::unique_ptr<Run> makeRun(const std::tuple<std::string, std::string, std::str
 }
 
 // `values`: by micro-batch, the first stage's inputs; `stage`: its first layer.
-void give(Run& self, const py::dict& values, const py::object& layer) {
-  const auto& schema = moduleOf(layer).get_method("forward").function().getSchema();
+void give(Run& self, const py::dict& values, const torch::jit::Module& layer) {
+  const auto& schema = layer.get_method("forward").function().getSchema();
   for (const auto& [number, value] : values) {
     self.run->give(number.cast<std::int64_t>(),
                    {converted(asTuple(py::reinterpret_borrow<py::object>(value)), schema)});

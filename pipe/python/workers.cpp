@@ -1,4 +1,4 @@
-#include "pipe/python/workers.h"
+#include "pipe/python/bindings.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -45,21 +45,6 @@ std::optional<std::tuple<py::bytes, Tensors>> take(Arrivals& self, const Key& ke
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-void wait(Deliveries& self) {
-  HANDLE_TH_ERRORS
-  const py::gil_scoped_release no_gil;
-  self.wait();
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// Ctrl-C likewise.
-void pingWorker(const std::string& worker) {
-  HANDLE_TH_ERRORS
-  const py::gil_scoped_release no_gil;
-  ping(worker);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
 // What the end of a run throws is raised with its message alone.
 void endRun(RepeatedDraws& self, const py::object& type, const py::args&) {
   HANDLE_TH_ERRORS
@@ -68,27 +53,6 @@ void endRun(RepeatedDraws& self, const py::object& type, const py::args&) {
   } else {
     self.leave();
   }
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-void checkRepeated(const OutputSample& self, const Tensors& output, std::size_t stage) {
-  HANDLE_TH_ERRORS
-  self.checkRepeated(output, stage);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-// What a layer's own backward raises is raised as it was.
-Tensors inputGradients(SplitBackward& self, const Tensors& gradients) {
-  HANDLE_TH_ERRORS
-  const py::gil_scoped_release no_gil;
-  return self.inputGradients(gradients);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
-void accumulateParameterGradients(SplitBackward& self) {
-  HANDLE_TH_ERRORS
-  const py::gil_scoped_release no_gil;
-  self.accumulateParameterGradients();
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -107,14 +71,12 @@ class StageRun {
 std::unique_ptr<StageRun> makeStageRun(std::size_t stage, std::size_t micro_batch,
                                        std::size_t micro_batches, std::uint64_t mini_batch,
                                        bool checkpointing, bool recomputing) {
-  StageContext context;
-  context.stage = stage;
-  context.micro_batch = micro_batch;
-  context.micro_batches = micro_batches;
-  context.mini_batch = mini_batch;
-  context.checkpointing = checkpointing;
-  context.recomputing = recomputing;
-  return std::make_unique<StageRun>(context);
+  return std::make_unique<StageRun>(StageContext{.stage = stage,
+                                                 .micro_batch = micro_batch,
+                                                 .micro_batches = micro_batches,
+                                                 .checkpointing = checkpointing,
+                                                 .recomputing = recomputing,
+                                                 .mini_batch = mini_batch});
 }
 
 // The places of those that may have common elements, in pairs.
@@ -190,8 +152,9 @@ void bindWorkers(py::module_& pipe) {
           },
           py::arg("worker"), py::arg("key"), py::arg("layout"), py::arg("tensors"),
           py::call_guard<py::gil_scoped_release>())
-      .def("wait", &wait, "Until all has arrived. RuntimeError: something did not.");
-  pipe.def("ping", &pingWorker, py::arg("worker"),
+      .def("wait", torch::wrap_pybind_function_no_gil(&Deliveries::wait),
+           "Until all has arrived. RuntimeError: something did not.");
+  pipe.def("ping", torch::wrap_pybind_function_no_gil(&ping), py::arg("worker"),
            "Waits until the worker has answered. RuntimeError: it is lost.");
   pipe.def("share_storage", &shareStorage, py::arg("tensors"),
            "Whether two of the tensors are in one storage; of sparse ones, their values.");
@@ -219,14 +182,17 @@ void bindWorkers(py::module_& pipe) {
       "The same with a node between, so that it may be changed in place where a leaf may not.");
   py::class_<OutputSample>(pipe, "OutputSample", "A few elements of what a stage gave.")
       .def(py::init<const Tensors&>(), py::arg("output"))
-      .def("check_repeated", &checkRepeated, py::arg("output"), py::arg("stage"),
+      .def("check_repeated", torch::wrap_pybind_function(&OutputSample::checkRepeated),
+           py::arg("output"), py::arg("stage"),
            "RuntimeError: the stage gave something else when it ran again.");
   py::class_<SplitBackward>(pipe, "SplitBackward", "A backward in two halves, each run once.")
       .def(py::init<const Tensors&, Tensors>(), py::arg("outputs"), py::arg("inputs"))
       .def("is_split", &SplitBackward::isSplit)
-      .def("input_gradients", &inputGradients, py::arg("gradients"),
+      .def("input_gradients", torch::wrap_pybind_function_no_gil(&SplitBackward::inputGradients),
+           py::arg("gradients"),
            "Takes those of the outputs; None for an input that they do not depend on.")
-      .def("accumulate_parameter_gradients", &accumulateParameterGradients);
+      .def("accumulate_parameter_gradients",
+           torch::wrap_pybind_function_no_gil(&SplitBackward::accumulateParameterGradients));
 }
 
 }  // namespace weft::pipe

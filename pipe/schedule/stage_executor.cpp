@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/base/interruption.h"
 #include "transport/base/log.h"
 #include "transport/base/spin.h"
 #include "transport/base/thrown.h"
@@ -43,26 +44,24 @@ class Execution {
     if (--workers_left_ == 0) ended_.notify_all();
   }
 
-  // Waits for all workers; throws the earliest task's exception, or what the hook threw.
-  void wait(const ThreadHooks& hooks) {
-    bool cancelled = false;
+  // Waits for all workers; throws the earliest task's exception, or what Ctrl-C raised.
+  void wait() {
     std::unique_lock lock(mutex_);
-    while (!ended_.wait_for(lock, kInterruptEvery, [&] { return workers_left_ == 0; })) {
-      if (!hooks.interrupted || cancelled) continue;
+    const auto over = [&] { return workers_left_ == 0; };
+    if (!transport::waitInterruptibly(ended_, lock, over)) {
       lock.unlock();
       try {
-        hooks.interrupted();
+        transport::raiseInterrupt();
       } catch (...) {
-        cancelled = true;
         fail(0, std::current_exception());
       }
       lock.lock();
+      ended_.wait(lock, over);
     }
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
-  static constexpr std::chrono::milliseconds kInterruptEvery{50};
   static constexpr TaskId kNone = std::numeric_limits<TaskId>::max();
 
   void run(TaskId task) {
@@ -182,8 +181,10 @@ void StageExecutor::runInline(const Schedule& schedule, Job& job) {
     job.run(task, nullptr);
 }
 
+// Under the mutex.
 void StageExecutor::startThread(const std::shared_ptr<State>& state, std::size_t worker) {
   std::thread& thread = state->workers[worker].thread;
+  if (thread.joinable()) return;
   thread = std::thread([this_executor = this, state, worker] {
     t_executor = this_executor;
     work(state, worker);
@@ -191,21 +192,6 @@ void StageExecutor::startThread(const std::shared_ptr<State>& state, std::size_t
   ++state->alive;  // under the mutex, which the thread takes before it ends
   pthread_setname_np(thread.native_handle(),
                      (name_ + std::to_string(worker)).substr(0, 15).c_str());
-}
-
-// Under the mutex. May throw; the threads that could be started are there for the next job.
-void StageExecutor::startThreads(const std::shared_ptr<State>& state,
-                                 const std::vector<std::size_t>& needed) {
-  for (const std::size_t index : needed) {
-    if (!state->workers[index].thread.joinable()) startThread(state, index);
-  }
-}
-
-// In place of threads that could not be started.
-void StageExecutor::warnOnce(State& state, const std::string& why) {
-  if (state.warned.exchange(true)) return;
-  transport::log(transport::LogLevel::kWarning, "a pipeline cannot start its threads (" + why +
-                                                    ") and runs its stages one after another");
 }
 
 void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
@@ -218,10 +204,19 @@ void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
   const auto execution = std::make_shared<Execution>(schedule, job, needed.size());
   {
     std::unique_lock lock(state->mutex);
-    // All threads before the first has the job: it is not shared without one of them.
-    if (const auto thrown = transport::thrownBy([&] { startThreads(state, needed); })) {
+    // All threads before the first has the job: it is not shared without one of them. Those that
+    // could be started are there for the next job.
+    const auto thrown = transport::thrownBy([&] {
+      for (const std::size_t index : needed)
+        startThread(state, index);
+    });
+    if (thrown) {
       lock.unlock();
-      warnOnce(*state, *thrown);
+      if (!state->warned.exchange(true)) {
+        transport::log(transport::LogLevel::kWarning,
+                       "a pipeline cannot start its threads (" + *thrown +
+                           ") and runs its stages one after another");
+      }
       return runInline(schedule, job);
     }
     for (const std::size_t index : needed) {
@@ -231,7 +226,7 @@ void StageExecutor::runOnThreads(const Schedule& schedule, Job& job) {
       worker.work_arrived.notify_one();
     }
   }
-  execution->wait(hooks_);
+  execution->wait();
 }
 
 void StageExecutor::stop() {

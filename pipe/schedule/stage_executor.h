@@ -37,9 +37,6 @@ struct ThreadHooks {
   void await(const std::function<void()>& wait) const {
     while_waiting ? while_waiting(wait) : wait();
   }
-  // Called now and then by a thread that waits in StageExecutor::run. If it throws, the job is
-  // cancelled and run() throws that.
-  std::function<void()> interrupted;
 };
 
 enum class Running : unsigned char { kThreads, kInline };
@@ -54,7 +51,8 @@ class StageExecutor {
 
   // Returns when no task of the job runs any more. When tasks throw, those after the failed one in
   // the schedule's order are skipped, those before it run on, and the earliest exception is
-  // thrown. Several threads may call this at once: jobs run in one order in all workers. From
+  // thrown. So is what Ctrl-C raised, which skips all that have not begun. Several threads may call
+  // this at once: jobs run in one order in all workers. From
   // inside a task of the same executor the job runs in line, and where a thread cannot be started.
   // A forked child starts new threads.
   void run(const Schedule& schedule, Job& job, Running running);
@@ -72,9 +70,7 @@ class StageExecutor {
   std::shared_ptr<State> state();
   void runInline(const Schedule& schedule, Job& job);
   void runOnThreads(const Schedule& schedule, Job& job);
-  void startThreads(const std::shared_ptr<State>& state, const std::vector<std::size_t>& needed);
   void startThread(const std::shared_ptr<State>& state, std::size_t worker);
-  static void warnOnce(State& state, const std::string& why);
   static void work(const std::shared_ptr<State>& state, std::size_t worker);
 
   const std::string name_;

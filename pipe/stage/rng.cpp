@@ -98,9 +98,9 @@ void RngScope::awaitTurn(std::chrono::seconds at_most) {
 }
 
 void RngScope::touch(const at::Generator& generator) {
-  if (turn_.outside != nullptr) turn_.outside->touch(generator);
   touched_ = true;
-  awaitTurn(kTurnTimeout);
+  awaitTurn(kTurnTimeout);  // then no other task of this job is behind it
+  if (turn_.outside != nullptr) turn_.outside->touch(generator);
   begin(generator);
 }
 

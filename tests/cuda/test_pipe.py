@@ -106,6 +106,30 @@ def test_scripted_stages(mode):
     assert_same(on_host(gradients(pipe)), gradients(plain), **CLOSE)
 
 
+class OnCurrentDevice(nn.Module):
+    """Makes a tensor on "cuda", whichever device that is for the thread."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(4, device="cuda")
+
+
+@need_two("the current device is another one")
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("mode", ["never", "always"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stage_runs_with_its_device_as_the_current_one(way, mode, create_graph):
+    model = nn.Sequential(
+        nn.Linear(4, 4, device="cuda:0"), WithDevice(OnCurrentDevice(), OTHER_CUDA)
+    )
+    pipe = make_pipe(model, way, chunks=2, checkpoint=mode)
+    x = torch.ones(4, 4, device="cuda:0", requires_grad=True)
+    output = pipe(x).local_value()
+    assert_same([output.detach().cpu()], [(model[0](x) + 1).detach().cpu()], **CLOSE)
+    (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=create_graph)
+    assert gradient.shape == x.shape
+    assert torch.cuda.current_device() == 0
+
+
 def dropouts() -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential()

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from cuda_workers import CudaGroup
-from devices import FIRST, OTHER_CUDA, SECOND
+from devices import FIRST, OTHER_CUDA, SECOND, need_two
 from emulation import copy_late, seed
 from torch import nn
 
@@ -66,6 +66,33 @@ def trains_as_in_one_process(places: tuple[str, ...], schedule: str, checkpoint:
 def test_training_is_as_in_one_process(seeded, layout):
     for schedule, checkpoint in (("gpipe", "never"), ("1f1b", "except_last"), ("zb", "never")):
         seeded[0].call(trains_as_in_one_process, LAYOUTS[layout], schedule, checkpoint)
+
+
+class OnCurrentDevice(nn.Module):
+    """Makes a tensor on "cuda", whichever device that is for the thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + torch.ones(4, device="cuda")
+
+
+def runs_on_its_device(checkpoint: str) -> None:
+    import weft
+
+    stages = [weft.WithDevice(OnCurrentDevice(), place) for place in ("worker0/cuda:0", THERE)]
+    pipe = weft.Pipe(nn.Sequential(*stages), 2, checkpoint, schedule="1f1b")
+    loss = pipe.step(torch.ones(4, 4), torch.zeros(4, 4), loss=nn.MSELoss())
+    assert loss.item() == 9
+    pipe.close()
+
+
+@need_two("the current device is another one")
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_stage_runs_with_its_device_as_the_current_one(group, checkpoint):
+    group[0].call(runs_on_its_device, checkpoint)
 
 
 class Late(nn.Module):

@@ -22,6 +22,7 @@
 
 #include "tests/support/no_more_threads.h"
 #include "tests/support/waiting.h"
+#include "transport/base/interruption.h"
 
 namespace weft::pipe {
 namespace {
@@ -138,13 +139,10 @@ TEST(StageExecutor, ThrowsTheEarliestFailureAndSkipsWhatFollows) {
 }
 
 TEST(StageExecutor, CanBeInterrupted) {
-  ThreadHooks hooks;
-  std::atomic<bool> stop{false};
-  hooks.interrupted = [&] {
-    stop = true;
-    throw std::logic_error("interrupted");
-  };
-  StageExecutor executor("test-", 2, hooks);
+  static std::atomic<bool> stop{false};
+  transport::setInterruptHook(
+      {[] { return stop = true; }, [] { throw std::logic_error("interrupted"); }});
+  StageExecutor executor("test-", 2, {});
   const Schedule schedule = grid(200, 2);
   std::atomic<int> ran{0};
   Function job([&](TaskId) {
@@ -156,6 +154,7 @@ TEST(StageExecutor, CanBeInterrupted) {
   });
   EXPECT_THROW(executor.run(schedule, job, Running::kThreads), std::logic_error);
   EXPECT_LT(ran, 400);
+  transport::setInterruptHook({});
 }
 
 TEST(StageExecutor, TakesJobsOfSeveralThreads) {

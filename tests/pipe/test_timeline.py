@@ -11,7 +11,7 @@ import perfetto_engine
 import pytest
 
 from weft.pipe._timeline.events import Event, RecordedMiniBatch, gpipe, mini_batches
-from weft.pipe._timeline.recording import Recording, Timeline
+from weft.pipe._timeline.recording import Timeline, recording
 
 MS = 1_000_000
 
@@ -188,7 +188,7 @@ class Engine:
 
 def test_a_recording_ends_when_its_body_fails():
     engine = Engine()
-    with pytest.raises(KeyError), Recording(engine, ["cpu", "cpu"]) as timeline:
+    with pytest.raises(KeyError), recording(engine, ["cpu", "cpu"]) as timeline:
         assert engine.on
         raise KeyError
     assert not engine.on

@@ -103,7 +103,9 @@ class ScriptWorkerRun:
         self,
         names: tuple[str, str, str],
         places: collections.abc.Sequence[collections.abc.Sequence[str]],
-        stages: dict,
+        stages: collections.abc.Mapping[
+            typing.SupportsInt, collections.abc.Sequence[torch.ScriptModule]
+        ],
         mini_batch: typing.SupportsInt,
         tasks: collections.abc.Sequence[tuple[str, typing.SupportsInt, typing.SupportsInt]],
         recompute: collections.abc.Sequence[bool],
@@ -113,7 +115,7 @@ class ScriptWorkerRun:
         weights: collections.abc.Sequence[typing.SupportsFloat],
         codec: tuple,
     ) -> None: ...
-    def give(self, values: dict, layer: object) -> None: ...
+    def give(self, values: dict, layer: torch.ScriptModule) -> None: ...
     def run(self, abandoned: object) -> None: ...
     @property
     def first_gradients(self) -> dict[int, list[torch.Tensor]]: ...

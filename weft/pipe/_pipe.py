@@ -8,6 +8,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -20,7 +21,7 @@ from weft.pipe import _partition
 from weft.pipe._batchnorm import DeferredBatchNorm
 from weft.pipe._inputs import NoChunk, check_checkpoint, check_chunks, check_inputs
 from weft.pipe._memory import MemoryReport, memory_report
-from weft.pipe._timeline.recording import Recording
+from weft.pipe._timeline.recording import Timeline, recording
 from weft.pipe.skip import verify_skippables
 from weft.pipe.skip._layout import skip_layout
 
@@ -181,9 +182,9 @@ class Pipe(nn.Module):
         parts: list[Any] = list(self.partitions)
         return memory_report(parts, self.devices, self.chunks, self.checkpoint, inputs)
 
-    def record(self) -> Recording:
+    def record(self) -> AbstractContextManager[Timeline]:
         """Records when each task runs: ``with pipe.record() as timeline: …``, see ``timeline.save``."""
-        return Recording(self._engine, self.devices)
+        return recording(self._engine, self.devices)
 
     def __len__(self) -> int:
         """The number of layers."""
@@ -284,10 +285,10 @@ Pipe.__signature__ = inspect.signature(functools.partial(Pipe.__init__, None))  
 
 
 def _renamed(key: str, names: dict[str, str]) -> str:
-    for before, after in names.items():
-        if key.startswith(before):
-            return after + key[len(before) :]
-    return key
+    end = key.find(".") + 1
+    while end > 0 and key[:end] not in names:
+        end = key.find(".", end) + 1
+    return names[key[:end]] + key[end:] if end else key
 
 
 def _renamed_modules(metadata: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

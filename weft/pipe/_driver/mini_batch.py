@@ -8,7 +8,6 @@ import contextlib
 import functools
 import pickle
 import queue
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -127,21 +126,16 @@ class MiniBatch:
             raise
 
     def _outcome_of(self, worker: str, answer: torch.futures.Future[Outcome]) -> Outcome:
-        with self._naming_stages_of(worker):
-            outcome = answer.value()
-        if outcome.loss is None:
-            raise RuntimeError(outcome.error)
-        return outcome
-
-    @contextlib.contextmanager
-    def _naming_stages_of(self, worker: str) -> Iterator[None]:
         try:
-            yield
+            outcome = answer.value()
         except RuntimeError as error:
             stages = [
                 str(stage) for stage, place in enumerate(self._places) if worker in place.workers
             ]
             raise RuntimeError(f"stage {', '.join(stages)} of the Pipe: {error}") from None
+        if outcome.loss is None:
+            raise RuntimeError(outcome.error)
+        return outcome
 
     def _abandon(self, reason: str) -> None:
         """Ends the mini-batch everywhere, and waits until the workers have left it."""

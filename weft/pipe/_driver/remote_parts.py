@@ -209,16 +209,13 @@ class RemoteParts:
         self._outputs.append(taken)
         return output
 
-    def wait_for_outputs(self) -> None:
-        """Waits until the workers have the outputs as RRefs; they stay when the stages go."""
-        for taken in self._outputs:
-            with contextlib.suppress(RuntimeError):
-                taken.wait()
-
     def close(self) -> None:
         """Lets the workers drop the parts, also amid a mini-batch; those that are lost have none."""
         if self._closed:
             return
+        for taken in self._outputs:  # RRefs of outputs stay when the stages go
+            with contextlib.suppress(RuntimeError):
+                taken.wait()
         for step in (self.wait_for_left, functools.partial(self._call, calls.close)):
             with contextlib.suppress(RuntimeError):
                 step()

@@ -18,7 +18,7 @@ from weft.pipe._workers.job import Done, Job, Outcome, StagePlace, Work
 from weft.pipe._workers.parcels import unpack
 from weft.pipe._workers.part import Layer
 from weft.pipe._workers.schedule import plan_of
-from weft.pipe._workers.scripted import SavedLoss, is_scripted, saved
+from weft.pipe._workers.scripted import SavedLoss, is_scripted
 from weft.pipe._workers.shards import save_shard, take_shards
 from weft.pipe._workers.splitting import split
 from weft.pipe._workers.state import metadata_of, with_metadata
@@ -75,6 +75,7 @@ class ScriptWorker:
     def __init__(self, pipe: str, worker: str, stages: Mapping[int, Sequence[Layer]]) -> None:
         self._pipe = pipe
         self._worker = worker
+        self._target = f"{worker}/{_NAME}"
         self._stages = {number: list(layers) for number, layers in stages.items()}
         self._layers = {layer.name: layer.module for one in stages.values() for layer in one}
         self._optimizer = ScriptOptimizer(self._where(*self._stages), self._layers)
@@ -126,8 +127,9 @@ class ScriptWorker:
     def _call(
         self, method: str, *args: Any, read: Callable[[Any], Any] = lambda value: value
     ) -> Any:
-        target = f"{self._worker}/{_NAME}"
-        return ScriptAnswer(call_async(target, self._pipe, *args, method=method, timeout=0), read)
+        return ScriptAnswer(
+            call_async(self._target, self._pipe, *args, method=method, timeout=0), read
+        )
 
     # As weft.pipe._workers.calls
 
@@ -140,10 +142,9 @@ class ScriptWorker:
             for number, layers in self._stages.items()
         ]
         workers = [list(one.workers) for one in places]
-        given = [_bytes(saved(module)) for module in modules.values()]
-        target = f"{self._worker}/{_NAME}"
+        given = [_bytes(module.save_to_buffer()) for module in modules.values()]
         self.hold = call_remote(
-            target, self._pipe, driver, workers, stages, given, method="build", timeout=0
+            self._target, self._pipe, driver, workers, stages, given, method="build", timeout=0
         )
         return DoneByDriver(self.hold._get_future().wait)
 
@@ -191,8 +192,7 @@ class ScriptWorker:
 
     def take_output(self, mini_batch: int) -> rpc.RRef[Any]:
         """An RRef of it."""
-        target = f"{self._worker}/{_NAME}"
-        return call_remote(target, self._pipe, mini_batch, method="take_output", timeout=0)
+        return call_remote(self._target, self._pipe, mini_batch, method="take_output", timeout=0)
 
     def close(self) -> Any:
         self.hold = None
@@ -200,8 +200,7 @@ class ScriptWorker:
 
     def clock(self) -> int:
         """The worker's time.monotonic_ns(), as it answers."""
-        target = f"{self._worker}/{_NAME}"
-        return call_async(target, method="clock", timeout=0).wait()
+        return call_async(self._target, method="clock", timeout=0).wait()
 
     # As weft.pipe._workers.state
 

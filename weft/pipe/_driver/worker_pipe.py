@@ -353,7 +353,6 @@ class WorkerPipe(StateElsewhere):
         try:
             self._wait_for_checkpoint()
         finally:
-            self._parts.wait_for_outputs()
             self._parts.close()
 
     def __len__(self) -> int:

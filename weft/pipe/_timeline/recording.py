@@ -12,8 +12,9 @@ A timeline may hold many mini-batches; its figures and picture show the one of m
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,24 +75,18 @@ class Timeline:
         return path
 
 
-class Recording:
+@contextlib.contextmanager
+def recording(engine: Any, devices: Sequence[Any]) -> Iterator[Timeline]:
     """``with pipe.record() as timeline:`` records what the Pipe does within.
 
     One at a time; costs two readings of the clock per task.
     """
-
-    def __init__(self, engine: Any, devices: Sequence[Any]) -> None:
-        self._engine = engine
-        names = [f"stage {stage} · {device}" for stage, device in enumerate(devices)]
-        self._timeline = Timeline(names)
-
-    def __enter__(self) -> Timeline:
-        self._engine.start_recording()
-        return self._timeline
-
-    def __exit__(self, *_: object) -> None:
-        events = self._engine.stop_recording()
-        self._timeline.close(mini_batches(Event(*event) for event in events))
+    timeline = Timeline([f"stage {stage} · {device}" for stage, device in enumerate(devices)])
+    engine.start_recording()
+    try:
+        yield timeline
+    finally:
+        timeline.close(mini_batches(Event(*event) for event in engine.stop_recording()))
 
 
 def _trace(

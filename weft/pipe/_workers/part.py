@@ -184,9 +184,9 @@ class Part:
     def close(self) -> None:
         """Drops what is kept for backwards, and ends what runs."""
         self.runner.close()
-        for graph in self.graphs:
-            graph.drop()
         _C.pipe.close_arrivals(self.pipe, self.arrivals)
+        for graph in list(self.graphs):  # a late call may add one
+            graph.drop()
 
 
 #: The parts at this worker, by the names of their pipelines.

@@ -157,12 +157,13 @@ class Run:
         )
         self._record.started = self._record.created
         try:
-            if task.kind == FORWARD:
-                self._run_forward(task)
-            elif task.kind == BACKWARD:
-                self._run_backward(task)
-            else:
-                self._run_weights(task)
+            with self.part.stages[task.stage].on_device():
+                if task.kind == FORWARD:
+                    self._run_forward(task)
+                elif task.kind == BACKWARD:
+                    self._run_backward(task)
+                else:
+                    self._run_weights(task)
         except BaseException as error:
             end_checkpoints(error, error.__traceback__)
             here = self.part.name == self.part.driver

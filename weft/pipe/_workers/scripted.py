@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any, NamedTuple
 
 import torch
@@ -39,13 +38,6 @@ def _loss_in_cpp(criterion: Any) -> Any:
     if isinstance(criterion, SavedLoss):
         return _C.pipe.load_loss(criterion.saved)
     return criterion._c
-
-
-def saved(module: torch.jit.ScriptModule) -> bytes:
-    """What torch.jit.load reads."""
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    return file.getvalue()
 
 
 def runs_in_cpp(part: Part, job: Job) -> bool:
@@ -94,7 +86,7 @@ class ScriptedRun:
         self._run = _C.pipe.ScriptWorkerRun(
             (part.pipe, part.name, part.driver),
             [list(place.workers) for place in part.places],
-            {number: list(stage.layers) for number, stage in part.stages.items()},
+            {number: [one._c for one in stage.layers] for number, stage in part.stages.items()},
             job.mini_batch,
             part.tasks(job.plan_spec),
             job.recompute,
@@ -111,7 +103,7 @@ class ScriptedRun:
                 if what == Sent.input
             }
             try:
-                self._run.give(inputs, part.stages[0].layers[0])
+                self._run.give(inputs, part.stages[0].layers[0]._c)
             except RuntimeError as error:
                 raise RuntimeError(
                     f"stage 0 of the Pipe, on worker '{part.name}', cannot take its inputs: {error}"

@@ -187,6 +187,11 @@ class Stage:
         self._held.clear()
         self._half_done.clear()
 
+    def on_device(self) -> torch.accelerator.device_index:
+        """``with`` it, what the layers make on ``"cuda"`` is on the stage's own device."""
+        index = None if self.device.type in ("cpu", "meta") else self.device.index
+        return torch.accelerator.device_index(index)
+
     def give_held(self) -> dict[int, Held]:
         """What is held for backwards that come later, by micro-batch; here it is gone."""
         held, self._held = self._held, {}
