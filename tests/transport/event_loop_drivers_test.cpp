@@ -6,6 +6,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -80,6 +81,25 @@ class Echo {
   std::atomic<int> count_{0};
   std::atomic<std::thread::id> read_by_{};
 };
+
+// Mostly for lack of memory. Nobody waits for it then, neither another driver nor stop().
+TEST(EventLoopDrivers, OneThatThrowsLeaves) {
+  const auto loop = newLoop();
+  Echo echo(*loop);
+  const auto throwing = [&] {
+    if (echo.count() > 0) throw std::bad_alloc();
+    return false;
+  };
+  std::thread later([&] { echo.write(); });
+  EXPECT_THROW(driveUntil(*loop, throwing), std::bad_alloc);
+  later.join();
+  EXPECT_THROW(driveUntil(*loop, throwing), std::bad_alloc);
+  echo.write();  // the loop's own thread reads it
+  EXPECT_TRUE(eventually([&] { return echo.count() == 2; }));
+  EXPECT_EQ(driveUntil(*loop, [] { return true; }), Driven::kDone);
+  loop->post([&] { echo.write(); });
+  EXPECT_EQ(driveUntil(*loop, [&] { return echo.count() == 3; }), Driven::kDone);
+}
 
 // A thread that writes when the driver sleeps in the gate: the driver reads it itself.
 TEST(EventLoopDrivers, TheOneThatWaitsReadsItself) {

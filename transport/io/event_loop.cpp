@@ -130,9 +130,15 @@ Driven EventLoop::drive(Driver kind, const std::function<bool()>& done, Deadline
   WEFT_CHECK(!inLoop(), "the loop thread cannot wait for itself");
   const bool first_ever = !turns_.shared();
   if (const auto refused = turns_.enter(kind)) return *refused;
+  // By scope, so that nobody waits for a driver whose done() threw, or who found no memory.
+  const auto leave = [&](LoopTurns* turns) { turns->leave(kind); };
+  const std::unique_ptr<LoopTurns, decltype(leave)> inside(&turns_, leave);
   Driven how = Driven::kDone;
   if (first_ever) post([] {});  // its own thread takes turns from now on
   bool taken = false;
+  const auto give = [&](LoopTurns* turns) {
+    if (std::exchange(taken, false)) turns->give(nextTimer());
+  };
   const auto found = [&] {
     if (!std::exchange(taken, true)) turns_.take();
     runReady();
@@ -144,6 +150,7 @@ Driven EventLoop::drive(Driver kind, const std::function<bool()>& done, Deadline
     if (std::chrono::steady_clock::now() >= deadline) how = Driven::kLate;
     if (how != Driven::kDone) break;
     std::unique_lock lock(running_mutex_, std::defer_lock);
+    const std::unique_ptr<LoopTurns, decltype(give)> taking(&turns_, give);
     bool came = false;
     if (first && lock.try_lock()) {
       came = spin.until(found);
@@ -152,10 +159,8 @@ Driven EventLoop::drive(Driver kind, const std::function<bool()>& done, Deadline
       lock.lock();
       came = found() || spin.until(found);
     }
-    if (std::exchange(taken, false)) turns_.give(nextTimer());
     if (came) break;
   }
-  turns_.leave(kind);
   return how;
 }
 
