@@ -139,6 +139,46 @@ TEST_P(NoMemory, WhileAConnectionIsMadeAgain) {
   EXPECT_GT(pieces, 20);
 }
 
+// The handler is told, and close() returns.
+long losePeer(Via via, long pieces, bool goodbye) {
+  constexpr std::size_t kLarge = 300'000;
+  Pair pair(
+      via,
+      [](EndpointOptions& options) {
+        options.bulk.threshold = kLarge / 2;
+        options.heartbeat_interval = milliseconds(30);
+        options.peer_timeout = options.reconnect_timeout = milliseconds(800);
+      },
+      [](Recorder& first, Recorder&) {
+        first.react_to_loss = [](const PeerLoss&) { counts = false; };  // it needs memory itself
+      });
+  EXPECT_TRUE(eventually([&] {
+    expectOk(pair.a->send(1, {bytesOf("warm"), {newBuffer(kLarge)}}));
+    return statsOf(*pair.a).arena_bytes_sent + statsOf(*pair.a).bulk_bytes_sent > 0;
+  }));
+  countPieces(*pair.a);
+  pieces_left = pieces;
+  if (goodbye) {
+    pair.b->close(milliseconds(100));
+  } else {
+    pair.a->losePeer(1, {ErrorCode::kPeerLost, "it is lost, for a reason that takes some memory"});
+  }
+  EXPECT_TRUE(eventually([&] { return !pair.first.losses().empty(); }))
+      << "the piece of memory behind " << pieces;
+  const long left = pieces_left.exchange(-1);
+  pair.a->close();
+  return left;
+}
+
+TEST_P(NoMemory, WhileAPeerIsLost) {
+  for (const bool goodbye : {false, true}) {
+    long pieces = 0;
+    while (losePeer(GetParam(), pieces, goodbye) < 0 && !HasFailure())
+      ++pieces;
+    EXPECT_GT(pieces, 2);
+  }
+}
+
 // A message is refused and nothing is upset, or it arrives.
 TEST_P(NoMemory, WhileAThreadSends) {
   constexpr std::size_t kLarge = 300'000;

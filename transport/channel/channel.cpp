@@ -89,11 +89,10 @@ void Channel::fillIn(PeerStats& stats) const {
   stats.arena_fallbacks = arena.fallbacks;
 }
 
-void Channel::postWork() {
-  const auto thrown = thrownBy([&] {
+void Channel::postWork() noexcept {
+  static_cast<void>(thrownBy([&] {
     context_.loop.post([owner = owner_.shared_from_this()] { owner->onWorkAvailable(); });
-  });
-  if (thrown) work_was_missed_.store(true);
+  }));
 }
 
 // --- links, one after the other ---

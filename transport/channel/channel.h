@@ -45,7 +45,7 @@ class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
  public:
   virtual ~ChannelOwner() = default;
   // The loop thread has something to do: messages are queued and no link is up, or work(), flush()
-  // or Outbox::takeUnsent() is due.
+  // or Outbox::takeUnsent() is due. Or nothing: each tick calls it, too.
   virtual void onWorkAvailable() = 0;
   // All that was queued is written.
   virtual void onDrained() = 0;
@@ -69,7 +69,7 @@ class Channel {
               Dialler dialler);
   // Gives the link up; messages wait for another one.
   void detach();
-  // Gives the link up, and send() fails with `reason` from now on.
+  // Gives the link up, and send() fails with `reason` from now on. If it throws, call it again.
   void close(const Error& reason);
 
   // While connected, each if it is due: sends an ack that was asked for, offers shared memory,
@@ -93,10 +93,9 @@ class Channel {
     outbox_.tidy();
     retired_.reset();
   }
-  // Calls ChannelOwner::onWorkAvailable() later. Any thread.
-  void postWork();
-  // Whether that could not be posted, and is due now; once.
-  bool workWasMissed() noexcept { return work_was_missed_.exchange(false); }
+  // Calls ChannelOwner::onWorkAvailable() later. Any thread. Without memory to post it, the owner's
+  // next tick does it.
+  void postWork() noexcept;
 
   Outbox& outbox() noexcept { return outbox_; }
   BulkPath& bulk() noexcept { return bulk_; }
@@ -126,7 +125,6 @@ class Channel {
   Inbox inbox_;
   std::shared_ptr<Link> link_;
   std::shared_ptr<Link> retired_;  // the one before, until none of its functions can be running
-  std::atomic<bool> work_was_missed_{false};  // there was no memory to post it
   std::optional<Heartbeat> heartbeat_;
   std::optional<Time> connected_at_;
   bool work_is_posted_ = false;  // workLater() was called, and its pause is not over

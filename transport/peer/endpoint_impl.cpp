@@ -214,7 +214,7 @@ void EndpointImpl::removePeer(std::int32_t rank) {
 void EndpointImpl::losePeer(std::int32_t rank, Error reason) {
   const std::shared_ptr<Peer> peer = peers_.find(rank);
   if (peer == nullptr || phase_.load() != Phase::kOpen) return;  // close() cuts all
-  loop_->post([peer, reason = std::move(reason)] { peer->fail(reason); });
+  loop_->post([peer, reason = std::move(reason)]() mutable { peer->fail(std::move(reason)); });
 }
 
 Error EndpointImpl::send(std::int32_t to, Message message, milliseconds wait) {

@@ -92,7 +92,9 @@ void Peer::onChannelEnd(ChannelEnd ended) {
 
 void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   channel_.tidy();
-  if (channel_.workWasMissed()) onWorkAvailable();
+  // What was missed for lack of memory.
+  if (over() && !finished()) channel_.close(reason_);
+  onWorkAvailable();
   if (state() == PeerState::kConnected) return channel_.tick(now, late);
   if (state() != PeerState::kReconnecting && state() != PeerState::kLeaving) return;
   session_.postpone(late);
@@ -293,15 +295,17 @@ void Peer::closeNow() { end(PeerState::kClosed, peer_errors::closedEarly(describ
 void Peer::end(PeerState how, Error reason) {
   if (over()) return;
   moveTo(how);
-  if (logEnabled(LogLevel::kInfo)) log(LogLevel::kInfo, reason.text());
+  // If something throws from here on, tick() goes on.
   reason_ = std::move(reason);
   session_.end();
+  if (logEnabled(LogLevel::kInfo)) log(LogLevel::kInfo, reason_.text());
   channel_.close(reason_);
   // Deferred: the handler is never called from within send() or another of its methods.
   channel_.postWork();
 }
 
 void Peer::notifyClosed() {
+  const PeerLoss loss{info_.rank, info_.name, reason_};  // if it throws, the next tick tells
   auto unsent = channel_.outbox().takeUnsent();
   if (!unsent) return;  // a caller still writes
   for (const OutFrame& frame : *unsent)
@@ -310,7 +314,7 @@ void Peer::notifyClosed() {
   channel_.tidy();
   const bool lost = state() == PeerState::kLost;
   moveTo(PeerState::kFinished);
-  if (lost) tell([&] { context_.handler.onPeerLost({info_.rank, info_.name, reason_}); });
+  if (lost) tell([&] { context_.handler.onPeerLost(loss); });
   on_finished_();
 }
 
@@ -318,7 +322,9 @@ void Peer::notifyClosed() {
 template <typename Call>
 void Peer::tell(Call call) {
   if (const auto thrown = thrownBy(call))
-    log(LogLevel::kError, "a handler of the end of " + describe() + " threw: " + *thrown);
+    static_cast<void>(thrownBy([&] {
+      log(LogLevel::kError, "a handler of the end of " + describe() + " threw: " + *thrown);
+    }));
 }
 
 }  // namespace weft::transport
