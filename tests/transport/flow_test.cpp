@@ -121,7 +121,7 @@ TEST(Flow, ALargeMessageThatTricklesInOverTcpIsReadToTheLastByte) {
   std::atomic<std::uint64_t> received{0};
   std::shared_ptr<Link> link;
   loop->post([&, stream = std::make_shared<SocketStream>(std::move(near), "tcp")] {
-    link = std::make_shared<Link>(*loop, stream, limits, FrameHandlers{sink}, 0, received,
+    link = std::make_shared<Link>(*loop, stream, "a peer", limits, FrameHandlers{sink}, 0, received,
                                   Link::Events{[](const LinkEnd&) {}, [] {}});
   });
   SocketStream writer(std::move(far), "tcp");

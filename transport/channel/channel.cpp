@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "transport/base/log.h"
-#include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/thrown.h"
 
@@ -29,19 +28,17 @@ Channel::Channel(EndpointContext& context, const PeerInfo& peer, Session& sessio
           context.options.reconnect_timeout.count() > 0),
       shared_memory_(context.loop, context.options.arena, outbox_, describe(),
                      [this] { postWork(); }),
-      bulk_(context, peer, session, outbox_,
-            {[this] { postWork(); }, [this] { link_->resume(); },
-             [this](const std::string& how) {
-               onBroken("its second connection, for large messages, " + how);
-             }}),
+      bulk_(
+          context, peer, session, outbox_,
+          {[this] { postWork(); }, [this] { link_->resume(); },
+           [this](const std::string& how) {
+             owner_.onLinkEnd(
+                 {LinkEnd::Kind::kBroken, "its second connection, for large messages, " + how, {}});
+           }}),
       inbox_(context.handler, peer.rank, session, outbox_, shared_memory_, bulk_,
              [this] { postWork(); }) {}
 
 std::string Channel::describe() const { return describePeer(peer_.name, peer_.rank); }
-
-std::string Channel::connectedFor() const {
-  return seconds(EventLoop::Clock::now() - connected_at_.value_or(EventLoop::Clock::now()));
-}
 
 // --- any thread ---
 
@@ -67,7 +64,7 @@ Error Channel::sendOne(Message message, std::chrono::milliseconds wait) {
   Error error = outbox_.send(std::move(frame).value(), std::nullopt);
   if (error.code() == ErrorCode::kLimitExceeded) {
     context_.loop.post([owner = owner_.shared_from_this(), error] {
-      owner->onChannelEnd({ChannelEnd::Kind::kProtocol, {}, error});
+      owner->onLinkEnd({LinkEnd::Kind::kProtocol, {}, error});
     });
   }
   return error;
@@ -100,15 +97,14 @@ void Channel::postWork() noexcept {
 void Channel::attach(std::shared_ptr<Stream> stream, std::uint64_t incarnation,
                      std::uint64_t received, Dialler dialler) {
   const auto now = EventLoop::Clock::now();
-  if (!connected_at_) connected_at_ = now;
   heartbeat_.emplace(now, context_.options.heartbeat_interval, context_.options.peer_timeout);
   shared_memory_.attach(*stream);
   bulk_.attach(*stream, dialler, incarnation);
   outbox_.attach(stream, received);
   link_ = std::make_shared<Link>(
-      context_.loop, std::move(stream), context_.options.limits,
+      context_.loop, std::move(stream), describe(), context_.options.limits,
       FrameHandlers{inbox_, &shared_memory_, &bulk_}, session_.received(), bytes_received_,
-      Link::Events{[this](const LinkEnd& end) { onLinkEnd(end); }, [this] { flush(); }});
+      Link::Events{[this](const LinkEnd& end) { owner_.onLinkEnd(end); }, [this] { flush(); }});
 }
 
 void Channel::detach() {
@@ -136,35 +132,6 @@ void Channel::dropLink() {
   }));
 }
 
-void Channel::onLinkEnd(const LinkEnd& end) {
-  switch (end.kind) {
-    case LinkEnd::Kind::kGoodbye:
-      return owner_.onChannelEnd({ChannelEnd::Kind::kGoodbye, {}, {}});
-    case LinkEnd::Kind::kBroken:
-      if (end.error == 0)
-        return onBroken("its connection ended after " + connectedFor() + " without a goodbye");
-      if (end.error == EBADMSG) return onDamaged();
-      return onBroken("its connection broke after " + connectedFor() + " (" + errnoName(end.error) +
-                      ")");
-    case LinkEnd::Kind::kGivenUp:
-      return onBroken("its connection was given up after " + connectedFor() + " because " +
-                      end.problem.text());
-    case LinkEnd::Kind::kProtocol:
-      return owner_.onChannelEnd({ChannelEnd::Kind::kProtocol, {}, end.problem});
-  }
-}
-
-void Channel::onDamaged() {
-  log(LogLevel::kWarning, "bytes from " + describe() +
-                              " arrived damaged (a checksum did not match); the connection is made "
-                              "again and they are sent again. Check the network between the hosts");
-  onBroken("bytes from it arrived damaged (a checksum did not match) after " + connectedFor());
-}
-
-void Channel::onBroken(std::string how) {
-  owner_.onChannelEnd({ChannelEnd::Kind::kBroken, std::move(how), {}});
-}
-
 // --- writing ---
 
 void Channel::work() {
@@ -184,7 +151,7 @@ void Channel::flush() {
       return link_->wantWrite(true);
     case Outbox::Flushed::kBackpressured:
       link_->wantWrite(false);
-      return workLater(kBackpressurePause);
+      return link_->writeLater(kBackpressurePause);
     case Outbox::Flushed::kDrained:
       link_->wantWrite(false);
       return owner_.onDrained();
@@ -192,7 +159,7 @@ void Channel::flush() {
       // The peer may have said goodbye before. What it sent says more than the errno.
       const std::shared_ptr<Link> broke = link_;
       broke->drain();
-      if (link_ == broke) onLinkEnd({LinkEnd::Kind::kBroken, error, Error::ok()});
+      if (link_ == broke) owner_.onLinkEnd(broke->brokenBy(error));
       return;
     }
   }
@@ -208,22 +175,14 @@ bool Channel::finishWriting() {
     link_->stream().finishWriting();
     return true;
   }
-  workLater(kBulkPause);
+  link_->writeLater(kBulkPause);
   return false;
-}
-
-void Channel::workLater(std::chrono::milliseconds pause) {
-  if (std::exchange(work_is_posted_, true)) return;
-  context_.loop.runAfter(pause, [this, owner = owner_.shared_from_this()] {
-    work_is_posted_ = false;  // `owner` keeps this channel
-    owner->onWorkAvailable();
-  });
 }
 
 // --- reading ---
 
 void Channel::drain() {
-  const std::shared_ptr<Link> link = link_;  // onLinkEnd() may drop it
+  const std::shared_ptr<Link> link = link_;  // the owner may drop it
   link->drain();
 }
 
@@ -251,13 +210,13 @@ void Channel::beat(Time now, std::chrono::nanoseconds late) {
   link->readSome();
   if (link_ != link) return;
   verdict = look(std::chrono::nanoseconds(0));
-  if (verdict == Verdict::kSilent) return owner_.onChannelEnd({ChannelEnd::Kind::kSilent, {}, {}});
+  if (verdict == Verdict::kSilent) return owner_.onLinkEnd({LinkEnd::Kind::kSilent, {}, {}});
   if (verdict != Verdict::kQuiet) return;
   if (context_.options.reconnect_timeout.count() <= 0) return sendHeartbeat();
   // Perhaps only this connection or its bulk connection is dead.
   if (link_->waiting()) bulk_.disable();
-  owner_.onChannelEnd(
-      {ChannelEnd::Kind::kQuiet, "it sent nothing for " + seconds(heartbeat_->silence(now)), {}});
+  owner_.onLinkEnd(
+      {LinkEnd::Kind::kQuiet, "it sent nothing for " + seconds(heartbeat_->silence(now)), {}});
 }
 
 void Channel::sendHeartbeat() {

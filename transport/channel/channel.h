@@ -27,19 +27,6 @@
 
 namespace weft::transport {
 
-struct ChannelEnd {
-  enum class Kind : std::uint8_t {
-    kGoodbye,   // the peer shut down in order
-    kBroken,    // `how` says why; the session can continue over another link
-    kQuiet,     // nothing came for long, as `how` says; another link may do better
-    kSilent,    // nothing came for peer_timeout
-    kProtocol,  // `problem` says what the peer did wrong
-  };
-  Kind kind;
-  std::string how;
-  Error problem;
-};
-
 // The loop thread calls these.
 class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
  public:
@@ -50,7 +37,7 @@ class ChannelOwner : public std::enable_shared_from_this<ChannelOwner> {
   // All that was queued is written.
   virtual void onDrained() = 0;
   // The link has ended; detach() or close() should follow.
-  virtual void onChannelEnd(ChannelEnd end) = 0;
+  virtual void onLinkEnd(LinkEnd end) = 0;
 };
 
 class Channel {
@@ -101,17 +88,13 @@ class Channel {
   BulkPath& bulk() noexcept { return bulk_; }
   // The heartbeat of the last link.
   const Heartbeat& heartbeat() const noexcept { return *heartbeat_; }
-  // How long ago the first link was made, for people.
-  std::string connectedFor() const;
+  // While connected: for how long, for people.
+  std::string connectedFor() const { return link_->upFor(); }
 
  private:
   Error sendOne(Message message, std::chrono::milliseconds wait);
   void dropLink();
-  void onLinkEnd(const LinkEnd& end);
-  void onDamaged();
-  void onBroken(std::string how);
   void beat(Time now, std::chrono::nanoseconds late);
-  void workLater(std::chrono::milliseconds pause);
   void sendHeartbeat();
   std::string describe() const;
 
@@ -126,8 +109,6 @@ class Channel {
   std::shared_ptr<Link> link_;
   std::shared_ptr<Link> retired_;  // the one before, until none of its functions can be running
   std::optional<Heartbeat> heartbeat_;
-  std::optional<Time> connected_at_;
-  bool work_is_posted_ = false;  // workLater() was called, and its pause is not over
   std::atomic<std::uint64_t> bytes_received_{0};  // through the link
 };
 

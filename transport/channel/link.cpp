@@ -5,6 +5,9 @@
 #include <cerrno>
 #include <utility>
 
+#include "transport/base/log.h"
+#include "transport/base/os/system_error.h"
+#include "transport/base/peer_name.h"
 #include "transport/base/thrown.h"
 
 namespace weft::transport {
@@ -17,10 +20,11 @@ constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
 
 }  // namespace
 
-Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits,
+Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, std::string peer, const Limits& limits,
            FrameHandlers handlers, std::uint64_t received,
            std::atomic<std::uint64_t>& bytes_received, Events events)
     : stream_(std::move(stream)),
+      peer_(std::move(peer)),
       reader_(limits, handlers, received),
       events_(std::move(events)),
       poll_(loop, stream_->pollFd(),
@@ -31,17 +35,18 @@ Link::Link(EventLoop& loop, std::shared_ptr<Stream> stream, const Limits& limits
                  if (reads()) readTurn();
                });
              }),
+      later_(loop, [this] { guarded([&] { events_.on_writable(); }); }),
       bytes_received_(bytes_received) {
   poll_.want(true, false);
 }
 
 void Link::onReady(Poll::Ready ready) {
-  if (ready.writable && events_.on_writable) events_.on_writable();
+  if (ready.writable) events_.on_writable();
   if (ready.error != 0) {
     // The stream is broken; what has arrived before is still read. libuv says EBADF for an error of
     // the connection.
     drain();
-    end({LinkEnd::Kind::kBroken, ready.error == EBADF ? ECONNRESET : ready.error, Error::ok()});
+    end(brokenBy(ready.error == EBADF ? ECONNRESET : ready.error));
   } else if (ready.readable && reads()) {
     readTurn();
   }
@@ -50,11 +55,32 @@ void Link::onReady(Poll::Ready ready) {
 // An exception may leave a frame half read, so this link ends and another one continues.
 template <typename Step>
 void Link::guarded(Step step) {
-  if (const auto thrown = thrownBy(step)) {
-    end({LinkEnd::Kind::kGivenUp, 0,
-         Error(ErrorCode::kSystem, "it could not be served here (" + *thrown + ")")});
-  }
+  if (const auto thrown = thrownBy(step)) giveUp("it could not be served here (" + *thrown + ")");
 }
+
+void Link::giveUp(const std::string& why) {
+  end({LinkEnd::Kind::kBroken,
+       "its connection was given up after " + upFor() + " because " + why,
+       {}});
+}
+
+LinkEnd Link::brokenBy(int error) const {
+  using Kind = LinkEnd::Kind;
+  if (error == 0)
+    return {Kind::kBroken, "its connection ended after " + upFor() + " without a goodbye", {}};
+  if (error != EBADMSG) {
+    return {
+        Kind::kBroken, "its connection broke after " + upFor() + " (" + errnoName(error) + ")", {}};
+  }
+  log(LogLevel::kWarning, "bytes from " + peer_ +
+                              " arrived damaged (a checksum did not match); the connection is made "
+                              "again and they are sent again. Check the network between the hosts");
+  return {Kind::kBroken,
+          "bytes from it arrived damaged (a checksum did not match) after " + upFor(),
+          {}};
+}
+
+std::string Link::upFor() const { return seconds(EventLoop::Clock::now() - since_); }
 
 void Link::wantWrite(bool want) {
   want_write_ = want;
@@ -63,22 +89,23 @@ void Link::wantWrite(bool want) {
 
 void Link::resume() {
   guarded([&] {
-    if (!events_.on_end || !reader_.waiting() || !after(reader_.resume())) return;
+    if (ended() || !reader_.waiting() || !after(reader_.resume())) return;
     poll_.want(reads(), want_write_);
     if (stream_->holdsBytes() && reads()) again_.start(std::chrono::milliseconds(0));
   });
 }
 
 // Call it with the result of each step of the reader. False: the link has ended.
-bool Link::after(Error problem) {
-  if (problem) {
-    // Not the peer's fault: over another link it sends inline what cannot be mapped here.
-    const bool own = problem.code() == ErrorCode::kSystem;
-    end({own ? LinkEnd::Kind::kGivenUp : LinkEnd::Kind::kProtocol, 0, std::move(problem)});
-    return false;
+bool Link::after(const Error& problem) {
+  // kSystem is not the peer's fault: over another link it sends inline what cannot be mapped here.
+  if (problem.code() == ErrorCode::kSystem) {
+    giveUp(problem.text());
+  } else if (problem) {
+    end({LinkEnd::Kind::kProtocol, {}, problem});
+  } else if (reader_.ended()) {
+    end({LinkEnd::Kind::kGoodbye, {}, {}});
   }
-  if (reader_.ended()) end({LinkEnd::Kind::kGoodbye, 0, Error::ok()});
-  return events_.on_end != nullptr;
+  return !ended();
 }
 
 bool Link::readSome() {
@@ -97,7 +124,7 @@ bool Link::readTurn() {
     const IoResult result = stream_->read(target);
     if (result.error == EAGAIN) break;
     if (result.error != 0 || result.end) {
-      end({LinkEnd::Kind::kBroken, result.error, Error::ok()});
+      end(brokenBy(result.error));
       break;
     }
     read += result.count;
@@ -108,8 +135,8 @@ bool Link::readTurn() {
     if (result.count < asked && !stream_->holdsBytes()) break;
   }
   if (stream_->holdsBytes() && reads()) again_.start(std::chrono::milliseconds(0));
-  if (read > 0 && events_.on_end) chooseWakeUp();
-  if (events_.on_end && reader_.waiting()) poll_.want(false, want_write_);
+  if (read > 0 && !ended()) chooseWakeUp();
+  if (!ended() && reader_.waiting()) poll_.want(false, want_write_);
   return read > 0;
 }
 
@@ -131,6 +158,7 @@ void Link::drain() {
 void Link::abandon() {
   events_.on_end = nullptr;  // on_writable stays, because it may be running now
   again_.cancel();
+  later_.cancel();
   poll_.want(false, false);
 }
 

@@ -68,8 +68,8 @@ void Peer::onDrained() {
   end(PeerState::kClosed, peer_errors::saidGoodbye(describe()));
 }
 
-void Peer::onChannelEnd(ChannelEnd ended) {
-  using Kind = ChannelEnd::Kind;
+void Peer::onLinkEnd(LinkEnd ended) {
+  using Kind = LinkEnd::Kind;
   if (saidGoodbye()) {
     if (ended.kind != Kind::kGoodbye)
       return end(PeerState::kClosed, peer_errors::endedWhileClosing(describe()));

@@ -84,7 +84,7 @@ class Peer final : public ChannelOwner {
  private:
   void onWorkAvailable() override;
   void onDrained() override;
-  void onChannelEnd(ChannelEnd end) override;
+  void onLinkEnd(LinkEnd end) override;
 
   void moveTo(PeerState state);
   void connect();
