@@ -5,6 +5,7 @@
 #include "transport/base/log.h"
 #include "transport/base/peer_name.h"
 #include "transport/frame/frame.h"
+#include "transport/peer/peer_errors.h"
 
 namespace weft::transport {
 namespace {
@@ -20,10 +21,10 @@ RefusalCode Admission::admit(const Hello& hello, const SessionClaim& theirs, Ses
   const std::shared_ptr<Peer> peer = peers_.find(hello.rank);
   if (theirs.bulk != 0) return admitBulk(peer.get(), hello, theirs, ours);
   if (peer != nullptr) {
-    if (const RefusalCode code = peer->admit(hello, theirs); code != RefusalCode::kNone)
+    if (const RefusalCode code = admitKnown(*peer, hello, theirs); code != RefusalCode::kNone)
       return code;
-    if (!peer->over()) {
-      ours = peer->claim();
+    if (!peer->life().over()) {
+      ours = peer->session().claim();
       return RefusalCode::kNone;
     }
   }
@@ -32,26 +33,77 @@ RefusalCode Admission::admit(const Hello& hello, const SessionClaim& theirs, Ses
   return theirs.peer == 0 || theirs.peer == ours.own ? RefusalCode::kNone : RefusalCode::kStale;
 }
 
+RefusalCode Admission::admitKnown(Peer& peer, const Hello& hello, const SessionClaim& theirs) {
+  PeerSession& session = peer.session();
+  if (peer.life().over()) {
+    // A life that was lost here stays out, so that both sides agree that it is over. Another life,
+    // or one that left in order, is treated as unknown.
+    const bool same_life =
+        session.met() && session.incarnation() == hello.incarnation && !peer.closedInOrder();
+    // Where the two may meet again, admit() tells an old session from a new one.
+    return same_life && !peer.mayReturn() ? RefusalCode::kStale : RefusalCode::kNone;
+  }
+  if (peer.name() != hello.name) return RefusalCode::kIdentity;
+  if (peer.life().saidGoodbye()) return RefusalCode::kDuplicate;
+  if (session.isAnother(hello.incarnation)) return mayReplace(peer, hello, theirs);
+  switch (session.match(theirs)) {
+    case Session::Match::kUnknown:
+      return RefusalCode::kStale;
+    case Session::Match::kAnother:
+      peer.fail(peer_errors::lostSession(describePeer(peer.name(), peer.rank())));
+      return RefusalCode::kNone;
+    case Session::Match::kSame:
+      break;
+  }
+  if (peer.life().now() == PeerState::kConnected) {
+    if (session.isLate(theirs)) return RefusalCode::kDuplicate;
+    return peer.yieldLink() ? RefusalCode::kNone : RefusalCode::kStale;
+  }
+  // The peer may have answered this side's dial already.
+  return session.handshaking() && context_.self.rank < hello.rank ? RefusalCode::kDuplicate
+                                                                  : RefusalCode::kNone;
+}
+
+// A process that holds the key may claim any rank. This life keeps its rank as long as it is heard
+// from.
+RefusalCode Admission::mayReplace(Peer& peer, const Hello& hello, const SessionClaim& theirs) {
+  if (theirs.peer != 0) return RefusalCode::kDisplaced;  // it was here before this life
+  peer.readRest();                                       // the link's end may have come
+  if (peer.life().over()) return RefusalCode::kNone;
+  const std::string who = describePeer(peer.name(), peer.rank());
+  if (peer.life().now() == PeerState::kConnected &&
+      peer.silence() < 3 * context_.options.heartbeat_interval) {
+    if (warned_of_.insert(hello.incarnation).second) {
+      log(LogLevel::kWarning, "another process says that it is " + who +
+                                  ", which is alive; it is refused as long as that one is");
+    }
+    return RefusalCode::kDuplicate;
+  }
+  peer.session().setReplaced();
+  peer.fail(peer_errors::restarted(who));
+  return RefusalCode::kNone;
+}
+
 // kDuplicate, after which the dialler tries again, while the link is still pending here.
 RefusalCode Admission::admitBulk(Peer* peer, const Hello& hello, const SessionClaim& theirs,
                                  SessionClaim& ours) {
   if (peer == nullptr && pending_.find(hello.rank) != pending_.end())
     return RefusalCode::kDuplicate;
-  if (peer == nullptr || !peer->admitsBulk(hello, theirs)) return RefusalCode::kStale;
-  ours = peer->claim();
+  if (peer == nullptr || !peer->bulk().admits(hello, theirs)) return RefusalCode::kStale;
+  ours = peer->session().claim();
   return RefusalCode::kNone;
 }
 
 void Admission::onHandshakeDone(AuthenticatedPeer who) {
   const std::shared_ptr<Peer> peer = peers_.find(who.hello.rank);
   if (who.claim.bulk != 0) {
-    if (peer != nullptr) peer->adoptBulk(std::move(who.stream));
+    if (peer != nullptr) peer->bulk().adopt(std::move(who.stream), peer);
     return;
   }
-  if (peer != nullptr && peer->mayAdopt())
+  if (peer != nullptr && peer->life().mayAdopt())
     return peer->adopt(std::move(who.stream), who.hello, who.claim);
-  const bool successor =
-      context_.options.reunite && peer != nullptr && peer->over() && peer->name() == who.hello.name;
+  const bool successor = context_.options.reunite && peer != nullptr && peer->life().over() &&
+                         peer->name() == who.hello.name;
   if (context_.options.accept_unknown_peers || successor) {
     // Posted, so that the handler hears of the loss of a former life first.
     context_.loop.post([this, who = std::move(who)] { join(who, Dialler::kPeer); });
@@ -63,14 +115,15 @@ void Admission::onHandshakeDone(AuthenticatedPeer who) {
 void Admission::join(AuthenticatedPeer who, Dialler dialler) {
   if (closed_) return;
   const std::shared_ptr<Peer> former = peers_.find(who.hello.rank);
-  const bool returns =
-      former != nullptr && former->mayReturn() && former->isLife(who.hello.incarnation);
+  const bool returns = former != nullptr && former->mayReturn() &&
+                       !former->session().isAnother(who.hello.incarnation);
   const PeerInfo info{who.hello.rank, who.hello.name,
                       returns ? peers_.address(who.hello.rank) : ""};
   const auto [peer, is_new] = peers_.join(info);
-  if (!is_new && (peer->name() != who.hello.name || !peer->mayAdopt())) return;
+  if (!is_new && (peer->name() != who.hello.name || !peer->life().mayAdopt())) return;
   if (is_new && former != nullptr) {
-    if (!former->isLife(who.hello.incarnation)) displaced_.insert(former->incarnation());
+    if (former->session().isAnother(who.hello.incarnation))
+      displaced_.insert(former->session().incarnation());
     on_replaced_(who.hello.rank);
   }
   peer->adopt(std::move(who.stream), who.hello, who.claim, dialler);
@@ -96,7 +149,7 @@ void Admission::connectPending(const std::shared_ptr<Peer>& peer) {
                                 "' here; it is cut off");
     return;
   }
-  if (peer->mayAdopt()) peer->adopt(std::move(who.stream), who.hello, who.claim);
+  if (peer->life().mayAdopt()) peer->adopt(std::move(who.stream), who.hello, who.claim);
 }
 
 void Admission::tick(EventLoop::Clock::time_point now) {

@@ -1,7 +1,7 @@
 // Admission: decides who may connect, and as whom.
 //
 // Each pair of peers has one connection. If both dial at once, the one dialled by the lower rank
-// stays (Peer::admit): the higher rank drops its own attempt when the other's arrives, and the
+// stays (admitKnown()): the higher rank drops its own attempt when the other's arrives, and the
 // lower rank refuses the other's as a duplicate once the peer may have heard of its own. A refused
 // dialler waits for the other connection, and tries again until connect_timeout in case it never
 // comes.
@@ -62,6 +62,11 @@ class Admission final : public AcceptPolicy {
     EventLoop::Clock::time_point heartbeat_at;
   };
 
+  // A dialler has proved that it has this peer's rank. kNone: the peer is ready for adopt(); or it
+  // is over, because the dialler is its next life, or the same one, with which it may meet again.
+  RefusalCode admitKnown(Peer& peer, const Hello& hello, const SessionClaim& theirs);
+  // The same for another life of the peer than the one that is known here.
+  RefusalCode mayReplace(Peer& peer, const Hello& hello, const SessionClaim& theirs);
   RefusalCode admitBulk(Peer* peer, const Hello& hello, const SessionClaim& theirs,
                         SessionClaim& ours);
   void join(AuthenticatedPeer who, Dialler dialler);
@@ -73,6 +78,8 @@ class Admission final : public AcceptPolicy {
   const Replaced on_replaced_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
   std::unordered_set<std::uint64_t> displaced_;  // their incarnations
+  // The incarnations of those that wanted to replace a peer that is alive.
+  std::unordered_set<std::uint64_t> warned_of_;
   bool closed_ = false;
 };
 

@@ -65,7 +65,15 @@ Error PeerSession::judge(const Connector::Outcome& outcome) {
   return Error::ok();
 }
 
-void PeerSession::beginLink(std::uint64_t incarnation, const SessionClaim& theirs) {
+void PeerSession::beginLink(std::uint64_t incarnation, const SessionClaim& theirs,
+                            const char* transport) {
+  if (met()) {
+    reconnects_.fetch_add(1, std::memory_order_relaxed);
+    if (logEnabled(LogLevel::kInfo))
+      log(LogLevel::kInfo, "the connection to " + describe() + " was made again: " + broken_how_);
+  } else if (logEnabled(LogLevel::kDebug)) {
+    log(LogLevel::kDebug, "connected to " + describe() + " over " + transport);
+  }
   numbered().beginLink(theirs);
   incarnation_ = incarnation;
   broken_how_.clear();
@@ -78,7 +86,12 @@ void PeerSession::breakOff(std::string how, bool silent, Session::Time deadline)
   session_.breakOff(deadline);
 }
 
-Error PeerSession::notReconnected() const {
+Error PeerSession::silent(std::chrono::nanoseconds silence) const {
+  return peer_errors::silent(describe(), silence, context_.options.heartbeat_interval);
+}
+
+Error PeerSession::notReconnected(std::chrono::nanoseconds silence) const {
+  if (broken_silently_) return silent(silence);
   const std::string last = dialling() ? " (last: " + connector_->lastProblem() + ")" : "";
   return peer_errors::notReconnected(describe(), broken_how_,
                                      " within " + seconds(reconnectTime()) + last);

@@ -1,10 +1,11 @@
 // PeerSession: the session with one life of a peer, and the dialling for it: this side dials the
 // first connection, and another one after each that broke.
 //
-// Threads: the loop thread. Ownership: part of its Peer. Failure: it returns why the peer is lost;
-// the Peer fails.
+// Threads: reconnects(): any; the rest: the loop thread. Ownership: part of its Peer. Failure: it
+// returns why the peer is lost; the Peer fails.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -54,19 +55,21 @@ class PeerSession {
   // Why the peer is lost. Ok: adopt the outcome's stream.
   Error judge(const Connector::Outcome& outcome);
 
-  // A connection is up.
-  void beginLink(std::uint64_t incarnation, const SessionClaim& theirs);
+  // A connection over that transport is up.
+  void beginLink(std::uint64_t incarnation, const SessionClaim& theirs, const char* transport);
+  // How often a connection was made again.
+  std::uint64_t reconnects() const noexcept { return reconnects_.load(std::memory_order_relaxed); }
   // The connection broke. Without another one by `deadline` the session is over. `silent`: it was
   // given up because nothing came for long.
   void breakOff(std::string how, bool silent, Session::Time deadline);
-  const std::string& howItBroke() const noexcept { return broken_how_; }
-  bool brokeSilently() const noexcept { return broken_silently_; }
   // Moves the deadline by the time for which this process itself was suspended.
   void postpone(std::chrono::nanoseconds lost) noexcept { session_.postpone(lost); }
   bool expired(Session::Time now) const noexcept { return session_.expired(now); }
   std::chrono::milliseconds reconnectTime() const;
-  // The error of a peer that was not reconnected within that time.
-  Error notReconnected() const;
+  // The error of a peer that sent nothing for so long.
+  Error silent(std::chrono::nanoseconds silence) const;
+  // The error of a peer that was not reconnected in time, and sent nothing for so long.
+  Error notReconnected(std::chrono::nanoseconds silence) const;
   // The next session with this rank gets another number: nobody who dials continues this one, since
   // another peer may have the rank here before it ends.
   void leave();
@@ -84,6 +87,7 @@ class PeerSession {
   std::uint64_t incarnation_ = 0;
   bool replaced_ = false;
   std::unique_ptr<Connector> connector_;
+  std::atomic<std::uint64_t> reconnects_{0};
   // Until another link is up: how the last one broke.
   std::string broken_how_;
   bool broken_silently_ = false;

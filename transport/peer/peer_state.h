@@ -1,9 +1,12 @@
-// The states of a peer, and which may follow which.
+// The states of a peer, which may follow which, and the present one (PeerLife).
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "transport/base/check.h"
 
 namespace weft::transport {
 
@@ -47,5 +50,33 @@ inline constexpr std::array<std::uint16_t, kPeerStates> kPeerTransitions = [] {
 constexpr bool mayFollow(PeerState from, PeerState to) noexcept {
   return (kPeerTransitions[static_cast<std::size_t>(from)] >> static_cast<unsigned>(to) & 1) != 0;
 }
+
+// Threads: moveTo(): one, the loop thread; the rest: any.
+class PeerLife {
+ public:
+  PeerState now() const noexcept { return state_.load(std::memory_order_acquire); }
+  void moveTo(PeerState to) noexcept {
+    WEFT_CHECK(mayFollow(now(), to), "a peer's state follows its table");
+    state_.store(to, std::memory_order_release);
+  }
+
+  // Whether the peer is lost or closed, perhaps without the handler having been told.
+  bool over() const noexcept { return now() >= PeerState::kLost; }
+  // Whether the handler has been told, or is being told now.
+  bool finished() const noexcept { return now() == PeerState::kFinished; }
+  bool saidGoodbye() const noexcept {
+    const PeerState state = now();
+    return state == PeerState::kClosing || state == PeerState::kFlushed ||
+           state == PeerState::kPeerDone;
+  }
+  // Whether it waits for a connection.
+  bool mayAdopt() const noexcept {
+    const PeerState state = now();
+    return mayFollow(state, PeerState::kConnected) || state == PeerState::kLeaving;
+  }
+
+ private:
+  std::atomic<PeerState> state_{PeerState::kIdle};
+};
 
 }  // namespace weft::transport

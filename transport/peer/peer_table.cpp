@@ -26,7 +26,7 @@ Result<PeerTable::Added> PeerTable::add(const PeerInfo& info) {
   Entry& entry = found->second;
   const bool same_name = entry.peer->name() == info.name;
   if (same_name && entry.address == info.address) return Added{};
-  if (entry.peer->finished()) return Added{put(info, replaced), true};
+  if (entry.peer->life().finished()) return Added{put(info, replaced), true};
   if (!same_name || !entry.address.empty()) {
     return invalidArgument("cannot add " + who + ": rank " + std::to_string(info.rank) + " is " +
                            describePeer(entry.peer->name(), info.rank) +
@@ -43,7 +43,8 @@ PeerTable::Added PeerTable::join(const PeerInfo& info) {
   std::shared_ptr<Peer> replaced;  // destroyed after the lock
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   const auto found = known_.find(info.rank);
-  if (found != known_.end() && !found->second.peer->finished()) return {found->second.peer, false};
+  if (found != known_.end() && !found->second.peer->life().finished())
+    return {found->second.peer, false};
   return {put(info, replaced), true};
 }
 
@@ -107,7 +108,7 @@ std::vector<PeerStats> PeerTable::stats() const {
 bool PeerTable::allFinished() const {
   const Peers peers = all();
   return std::all_of(peers.begin(), peers.end(),
-                     [](const std::shared_ptr<Peer>& peer) { return peer->finished(); });
+                     [](const std::shared_ptr<Peer>& peer) { return peer->life().finished(); });
 }
 
 void PeerTable::dropFinished() {
@@ -115,7 +116,7 @@ void PeerTable::dropFinished() {
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   const auto rest =
       std::partition(closing_.begin(), closing_.end(),
-                     [](const std::shared_ptr<Peer>& peer) { return !peer->finished(); });
+                     [](const std::shared_ptr<Peer>& peer) { return !peer->life().finished(); });
   std::move(rest, closing_.end(), std::back_inserter(finished));
   closing_.erase(rest, closing_.end());
 }

@@ -21,7 +21,7 @@ constexpr std::chrono::milliseconds kSecondAfter{500};
 void Reunion::begin(std::int32_t rank) {
   if (stopped_ || !context_.options.reunite) return;
   const std::shared_ptr<Peer> lost = peers_.find(rank);
-  if (lost == nullptr || !lost->finished() || !lost->mayReturn()) return;
+  if (lost == nullptr || !lost->life().finished() || !lost->mayReturn()) return;
   Attempt& attempt = attempts_[rank];
   attempt = {};
   attempt.lost = lost;
@@ -74,7 +74,7 @@ void Reunion::onDialled(std::int32_t rank, Connector::Outcome outcome) {
   if (peers_.find(rank) != lost) return;
   if (outcome.displaced) return lost->displacedThere();
   // A successor makes itself known.
-  if (!lost->isLife(outcome.peer.incarnation)) return;
+  if (lost->session().isAnother(outcome.peer.incarnation)) return;
   const auto thrown = thrownBy([&] {
     met_({outcome.peer, outcome.claim, std::move(outcome.stream)});
   });
