@@ -26,13 +26,6 @@ Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> on_
       limit_(limits, queue_, peer_),
       sequence_(limits.max_queued_bytes, replay) {}
 
-Error Outbox::refusal() const {
-  if (mode_ == Mode::kShut) return reason_;
-  if (!said_goodbye_) return Error::ok();
-  return {ErrorCode::kShutdown,
-          "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
-}
-
 std::shared_ptr<BulkConnection> Outbox::commit(OutFrame& frame) {
   const bool data = frame.kind() == FrameKind::kData;
   if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
@@ -79,7 +72,7 @@ Error Outbox::send(OutFrame content, std::optional<std::chrono::milliseconds> pa
   OutFrame& frame = one.emplace_back(std::move(content));
   std::unique_lock<std::mutex> lock(mutex_);
   if (Error error = awaitTurn(lock, frame, patience)) return error;
-  if (Error error = refusal()) return error;
+  if (reason_) return reason_;
   if (!patience && limit_.isOverrun(frame)) return limit_.overrun();
   const std::shared_ptr<BulkConnection> bulk = commit(frame);
   // A thread that sends buffers may destroy those of others, because it holds no lock that their
@@ -98,28 +91,28 @@ Error Outbox::send(OutFrame content, std::optional<std::chrono::milliseconds> pa
 
   writer_ = Writer::kCaller;
   const std::shared_ptr<Stream> stream = stream_;  // another may take its place meanwhile
-  const std::uint32_t breaks = breaks_;
   lock.unlock();
   if (bulk != nullptr) bulk->wake();
   const std::uint64_t written = writeNow(frame, *stream, bulk.get());
   lock.lock();
   bytes_sent_ += written;
-  const std::shared_ptr<void> last = afterCaller(one, breaks);
+  const std::shared_ptr<void> last = afterCaller(one, *stream);
   const bool loop_needed = writer_ == Writer::kLoop || mode_ != Mode::kUp;
   lock.unlock();
   if (loop_needed) on_work_available_();
   return Error::ok();
 }
 
-std::shared_ptr<void> Outbox::afterCaller(FrameQueue::Frames& one, std::uint32_t breaks) {
+std::shared_ptr<void> Outbox::afterCaller(FrameQueue::Frames& one, const Stream& stream) {
   const OutFrame& frame = one.front();
+  const bool broke = stream_.get() != &stream;
   std::shared_ptr<void> last;
-  if (breaks != breaks_ && !queue_.isAcknowledged(frame)) {
+  if (broke && !queue_.isAcknowledged(frame)) {
     // The stream broke meanwhile: this message goes back among those for the next stream.
     using Inline = OutFrame::Inline;
     if (queue_.requeue(std::move(one), inline_only_ ? Inline::kAll : Inline::kExported))
       stopExporting();
-  } else if (breaks == breaks_ && frame.left() > 0) {
+  } else if (!broke && frame.left() > 0) {
     queue_.pushFront(std::move(one));
   } else {
     last = queue_.writtenWhole(one);
@@ -146,7 +139,6 @@ void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
 void Outbox::detach() {
   std::shared_ptr<Stream> gone;  // closed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++breaks_;
   gone = std::move(stream_);
   bulk_.reset();
   if (mode_ == Mode::kShut) return;
@@ -197,9 +189,12 @@ bool Outbox::control(OutFrame content) {
   FrameQueue::Frames one;
   OutFrame& frame = one.emplace_back(std::move(content));
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp || said_goodbye_ || limit_.isOverrun(frame)) return false;
-  said_goodbye_ = frame.kind() == FrameKind::kGoodbye;
-  if (said_goodbye_) limit_.lift();
+  if (mode_ != Mode::kUp || reason_ || limit_.isOverrun(frame)) return false;
+  if (frame.kind() == FrameKind::kGoodbye) {
+    reason_ = {ErrorCode::kShutdown,
+               "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
+    limit_.lift();
+  }
   commit(frame);
   queue_.push(std::move(one));
   return true;

@@ -115,16 +115,15 @@ class Outbox {
   bool mayWrite() const noexcept {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
   }
-  Error refusal() const;
   // What a frame needs on its way into the order of frames: its memory inline, where the stream is
   // TCP; its second half with the bulk connection, if it is to be split; its number, the ack that
   // it carries and whether it asks for one; its head sealed, with which its blocks are the
   // receiver's. Returns the bulk connection if the frame is split, to be woken without the lock.
   // If it throws, the frame has no number, and nobody else has a part of it.
   std::shared_ptr<BulkConnection> commit(OutFrame& frame);
-  // After a caller has written. Destroy what it leaves in `one` and what it returns without the
-  // lock.
-  std::shared_ptr<void> afterCaller(FrameQueue::Frames& one, std::uint32_t breaks);
+  // After a caller has written to `stream`. Destroy what it leaves in `one` and what it returns
+  // without the lock.
+  std::shared_ptr<void> afterCaller(FrameQueue::Frames& one, const Stream& stream);
   Flushed flushSome(int& error);  // without the lock; may throw
   void stopExporting() noexcept { may_export_.store(false, std::memory_order_relaxed); }
 
@@ -135,16 +134,14 @@ class Outbox {
   mutable std::mutex mutex_;  // guards what follows, except sequence_'s two atomics
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
-  bool said_goodbye_ = false;
   FrameQueue queue_;
   QueueLimit limit_;
   SendSequence sequence_;
   std::shared_ptr<Stream> stream_;
   std::shared_ptr<BulkConnection> bulk_;
   std::uint64_t bulk_threshold_ = 0;
-  std::uint32_t breaks_ = 0;  // counts streams that broke
   bool inline_only_ = false;  // the stream's other end cannot map shared memory
-  Error reason_;              // kShut
+  Error reason_;              // why nothing is sent any more: the goodbye was, or kShut
   std::uint64_t bytes_sent_ = 0;
 };
 
