@@ -249,7 +249,8 @@ TEST(NoMemoryOutbox, WhatHasANumberIsWrittenToTheNextStreamInOrder) {
   long pieces = 0;
   for (long left = -1; left < 0 && !::testing::Test::HasFailure(); ++pieces) {
     SCOPED_TRACE("the piece of memory behind " + std::to_string(pieces));
-    Outbox outbox(limits, "worker 'x' (rank 1)", [] {});
+    Session session;
+    Outbox outbox(limits, session, "worker 'x' (rank 1)", [] {});
     std::vector<std::shared_ptr<TakingStream>> streams;
     for (int i = 0; i < 4; ++i)
       streams.push_back(std::make_shared<TakingStream>());

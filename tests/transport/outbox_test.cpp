@@ -71,7 +71,8 @@ class OutboxTest : public ::testing::Test {
   Limits limits;
   std::atomic<int> wakeups{0};
   std::shared_ptr<ScriptedStream> stream = std::make_shared<ScriptedStream>();
-  Outbox outbox{limits, "worker 'x' (rank 1)", [this] { ++wakeups; }};
+  Session session;
+  Outbox outbox{limits, session, "worker 'x' (rank 1)", [this] { ++wakeups; }};
   int broken = 0;
 };
 
@@ -210,7 +211,8 @@ bool asksForAnAck(const ScriptedStream& stream) {
 
 TEST_F(OutboxTest, WhatOnlyWaitsForTheWritingGoesThen) {
   for (const bool by_caller : {true, false}) {
-    Outbox box{limits, "worker 'x' (rank 1)", [] {}};
+    Session own;
+    Outbox box{limits, own, "worker 'x' (rank 1)", [] {}};
     Holders held;
     if (by_caller) box.attach(stream);
     expectOk(box.send(held.frame(false), {}));
@@ -321,7 +323,8 @@ TEST_F(OutboxTest, AHalfWrittenMessageGoesAgainFromItsBeginning) {
 
 TEST_F(OutboxTest, ACallerThatWritesWhileTheStreamIsReplacedLosesNothing) {
   for (const bool whole : {true, false}) {
-    Outbox box{limits, "worker 'x' (rank 1)", [this] { ++wakeups; }};
+    Session own;
+    Outbox box{limits, own, "worker 'x' (rank 1)", [this] { ++wakeups; }};
     const auto first = std::make_shared<ScriptedStream>();
     const auto second = std::make_shared<ScriptedStream>();
     box.attach(first);

@@ -123,7 +123,7 @@ class Side : private MessageHandler {
   Side(Random& random, std::uint64_t own, bool checked)
       : random_(random), checked_(checked), session_(own) {
     limits_.max_queued_bytes = kQueueLimit;
-    outbox_ = std::make_unique<Outbox>(limits_, "the other side", [] {});
+    outbox_ = std::make_unique<Outbox>(limits_, session_, "the other side", [] {});
   }
 
   bool linked() const { return stream_ != nullptr; }
@@ -199,12 +199,12 @@ class Side : private MessageHandler {
     if (result.error != 0 || result.end) return;
     const Error error = reader_->commit(result.count);
     ASSERT_FALSE(error) << error.text();
-    if (session_.ackAsked(outbox_->lastAckSent())) outbox_->control(FrameKind::kAck);
+    if (session_.ackAsked()) outbox_->control(FrameKind::kAck);
   }
   void tick() {
     outbox_->tidy();
     if (!linked()) return;
-    if (session_.ackOverdue(outbox_->lastAckSent())) {
+    if (session_.ackOverdue()) {
       outbox_->control(FrameKind::kAck);
     } else if (random_.oneIn(4)) {
       outbox_->control(FrameKind::kHeartbeat);
@@ -219,7 +219,6 @@ class Side : private MessageHandler {
   }
   void onDataFrame(const FrameHead& head) override {
     session_.took(head.sequence, (head.flags & FrameHead::kAckNow) != 0);
-    outbox_->setReceived(head.sequence);
   }
   Result<Disposition> onHeader(std::span<const std::byte>, std::span<const std::uint64_t> sizes,
                                std::vector<OwnedBuffer>& buffers) override {

@@ -2,7 +2,7 @@
 #include "transport/session/session.h"
 
 #include "tests/transport/recorder.h"
-#include "transport/session/send_sequence.h"
+#include "transport/channel/frame_order.h"
 
 namespace weft::transport {
 namespace {
@@ -63,38 +63,49 @@ TEST(Session, AcksOfTheirOwnGoOnlyWhenAskedForOrOverdue) {
   Session session(11);
   session.beginLink({22, 0, 0, 1});
   session.took(1, false);
-  EXPECT_FALSE(session.ackAsked(0));
-  EXPECT_FALSE(session.ackOverdue(0));  // it came since the last tick
-  EXPECT_TRUE(session.ackOverdue(0));
-  EXPECT_FALSE(session.ackOverdue(1));  // an answer carried it
+  EXPECT_FALSE(session.ackAsked());
+  EXPECT_FALSE(session.ackOverdue());  // it came since the last tick
+  EXPECT_TRUE(session.ackOverdue());
+  session.noteAckSent(1);
+  EXPECT_FALSE(session.ackOverdue());  // an answer carried it
   session.took(2, true);
-  EXPECT_TRUE(session.ackAsked(1));
-  EXPECT_FALSE(session.ackAsked(2));
+  EXPECT_TRUE(session.ackAsked());
+  session.noteAckSent(2);
+  EXPECT_FALSE(session.ackAsked());
   session.took(3, false);
-  EXPECT_FALSE(session.ackAsked(2));
+  EXPECT_FALSE(session.ackAsked());
 }
 
-TEST(SendSequence, AsksForAcksLongBeforeASenderMustWait) {
+TEST(FrameOrder, AsksForAcksLongBeforeASenderMustWait) {
   const auto frameOf = [](std::size_t bytes) {
     const std::string text(bytes - FrameHead::kBytes, 'x');
     return std::move(OutFrame::message(textMessage(text), {})).value();
   };
-  SendSequence sequence(8000, true);
+  const auto asks = [](FrameOrder& order, OutFrame frame) {
+    order.take(frame);
+    std::array<iovec, 4> parts;
+    EXPECT_GT(frame.gather(parts), 0U);
+    const std::span<const std::byte, FrameHead::kBytes> head(
+        static_cast<const std::byte*>(parts[0].iov_base), FrameHead::kBytes);
+    return decodeFrameHead(head, {}).value().flags == FrameHead::kAckNow;
+  };
+  Session session;
+  FrameOrder order(session, 8000, true);
   std::uint64_t unasked = 0;
   int asked = 0;
   for (int i = 0; i < 100; ++i) {
     unasked += 300;
-    if (sequence.next(frameOf(300)).flags == FrameHead::kAckNow) {
+    if (asks(order, frameOf(300))) {
       unasked = 0;
       ++asked;
     }
     EXPECT_LT(unasked, 1000U);
   }
   EXPECT_EQ(asked, 25);
-  SendSequence roomy(std::uint64_t{1} << 30, true);
+  FrameOrder roomy(session, std::uint64_t{1} << 30, true);
   asked = 0;
   for (int i = 0; i < 5120; ++i)
-    asked += roomy.next(frameOf(100)).flags == FrameHead::kAckNow ? 1 : 0;
+    asked += asks(roomy, frameOf(100)) ? 1 : 0;
   EXPECT_EQ(asked, 10);
 }
 

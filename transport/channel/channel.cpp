@@ -24,7 +24,7 @@ Channel::Channel(EndpointContext& context, const PeerInfo& peer, Session& sessio
       session_(session),
       owner_(owner),
       outbox_(
-          context.options.limits, describe(), [this] { postWork(); },
+          context.options.limits, session, describe(), [this] { postWork(); },
           context.options.reconnect_timeout.count() > 0),
       shared_memory_(context.loop, context.options.arena, outbox_, describe(),
                      [this] { postWork(); }),
@@ -135,7 +135,7 @@ void Channel::dropLink() {
 // --- writing ---
 
 void Channel::work() {
-  if (session_.ackAsked(outbox_.lastAckSent())) outbox_.control(FrameKind::kAck);
+  if (session_.ackAsked()) outbox_.control(FrameKind::kAck);
   shared_memory_.offer();
   bulk_.connect(owner_.weak_from_this());
   flush();
@@ -190,7 +190,7 @@ void Channel::drain() {
 
 void Channel::tick(Time now, std::chrono::nanoseconds late) {
   shared_memory_.tick(now);
-  if (session_.ackOverdue(outbox_.lastAckSent()) && outbox_.control(FrameKind::kAck)) flush();
+  if (session_.ackOverdue() && outbox_.control(FrameKind::kAck)) flush();
   if (link_ != nullptr) beat(now, late);
 }
 

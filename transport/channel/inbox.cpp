@@ -42,7 +42,6 @@ void Inbox::onDataFrame(const FrameHead& head) {
   // before the frame counts as received; then the peer sends the frame again.
   if (asked) on_ack_asked_();
   session_.took(head.sequence, asked);
-  outbox_.setReceived(head.sequence);
 }
 
 Result<Disposition> Inbox::onHeader(std::span<const std::byte> header,

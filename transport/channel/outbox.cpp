@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <string_view>
 
 #include "transport/base/check.h"
 #include "transport/base/thrown.h"
@@ -13,41 +12,21 @@ namespace weft::transport {
 namespace {
 
 constexpr std::uint64_t kLoopBudget = std::uint64_t{4} << 20;  // then other peers get their turn
-constexpr std::uint64_t kLeastToSplit = 2 * kBulkUnit;
 
 }  // namespace
 
-Outbox::Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
-               bool replay)
+Outbox::Outbox(const Limits& limits, Session& session, std::string peer,
+               std::function<void()> on_work_available, bool replay)
     : peer_(std::move(peer)),
       on_work_available_(std::move(on_work_available)),
       may_export_(replay),
       queue_(replay),
       limit_(limits, queue_, peer_),
-      sequence_(limits.max_queued_bytes, replay) {}
-
-std::shared_ptr<BulkConnection> Outbox::commit(OutFrame& frame) {
-  const bool data = frame.kind() == FrameKind::kData;
-  if (data && inline_only_) frame.bringInline(OutFrame::Inline::kAll);
-  // Pushed in the order of the numbers, because the bulk connection's bytes do not say to which
-  // frame they belong.
-  const bool split = data && bulk_ != nullptr && frame.carried() >= bulk_threshold_;
-  if (split) {
-    auto half = frame.split();
-    bulk_->push(std::move(half), frame.filling(), frame.bulkBegin());
-  }
-  // Nothing throws from here on: a number without its frame would end the session.
-  SendSequence::Stamp stamp = sequence_.next(frame);
-  if (split) stamp.flags |= FrameHead::kSplit;
-  frame.seal(stamp.sequence, stamp.ack, stamp.flags);
-  return split ? bulk_ : nullptr;
-}
+      order_(session, limits.max_queued_bytes, replay) {}
 
 void Outbox::setBulkConnection(std::shared_ptr<BulkConnection> bulk, std::uint64_t threshold) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (mode_ != Mode::kUp) return;
-  bulk_ = std::move(bulk);
-  bulk_threshold_ = std::max(threshold, kLeastToSplit);
+  if (mode_ == Mode::kUp) order_.setBulkConnection(std::move(bulk), threshold);
 }
 
 // Waits until there is room for the frame, and until another thread can write it without waiting
@@ -74,7 +53,7 @@ Error Outbox::send(OutFrame content, std::optional<std::chrono::milliseconds> pa
   if (Error error = awaitTurn(lock, frame, patience)) return error;
   if (reason_) return reason_;
   if (!patience && limit_.isOverrun(frame)) return limit_.overrun();
-  const std::shared_ptr<BulkConnection> bulk = commit(frame);
+  const std::shared_ptr<BulkConnection> bulk = order_.take(frame);
   // A thread that sends buffers may destroy those of others, because it holds no lock that their
   // destructors need.
   // Two at a time are more than are acknowledged for each message that is sent.
@@ -110,7 +89,7 @@ std::shared_ptr<void> Outbox::afterCaller(FrameQueue::Frames& one, const Stream&
   if (broke && !queue_.isAcknowledged(frame)) {
     // The stream broke meanwhile: this message goes back among those for the next stream.
     using Inline = OutFrame::Inline;
-    if (queue_.requeue(std::move(one), inline_only_ ? Inline::kAll : Inline::kExported))
+    if (queue_.requeue(std::move(one), order_.inlineOnly() ? Inline::kAll : Inline::kExported))
       stopExporting();
   } else if (!broke && frame.left() > 0) {
     queue_.pushFront(std::move(one));
@@ -129,8 +108,8 @@ void Outbox::attach(std::shared_ptr<Stream> stream, std::uint64_t received) {
   stream_ = std::move(stream);
   queue_.skipReceived(received);
   if (queue_.releaseNow()) released = queue_.takeAcknowledged();
-  inline_only_ = std::string_view(stream_->transportName()) == "tcp";
-  if (inline_only_) queue_.bringInline(OutFrame::Inline::kAll);
+  order_.attach(*stream_);
+  if (order_.inlineOnly()) queue_.bringInline(OutFrame::Inline::kAll);
   // A caller that still writes to the former stream comes first.
   if (writer_ != Writer::kCaller && !queue_.empty()) writer_ = Writer::kLoop;
   limit_.notify();
@@ -140,7 +119,7 @@ void Outbox::detach() {
   std::shared_ptr<Stream> gone;  // closed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
   gone = std::move(stream_);
-  bulk_.reset();
+  order_.detach();
   if (mode_ == Mode::kShut) return;
   mode_ = Mode::kWaiting;
   if (writer_ == Writer::kLoop) writer_ = Writer::kNone;
@@ -195,7 +174,7 @@ bool Outbox::control(OutFrame content) {
                "nothing can be sent to " + peer_ + " any more: this endpoint said goodbye to it"};
     limit_.lift();
   }
-  commit(frame);
+  order_.take(frame);
   queue_.push(std::move(one));
   return true;
 }
@@ -203,7 +182,7 @@ bool Outbox::control(OutFrame content) {
 bool Outbox::acked(std::uint64_t sequence) {
   FrameQueue::Frames released;  // destroyed after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (sequence > sequence_.last()) return false;
+  if (sequence > order_.last()) return false;
   queue_.acknowledge(sequence);
   if (queue_.releaseNow()) released = queue_.takeAcknowledged();
   limit_.notify();
@@ -212,7 +191,7 @@ bool Outbox::acked(std::uint64_t sequence) {
 
 std::uint64_t Outbox::lastSequence() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return sequence_.last();
+  return order_.last();
 }
 
 void Outbox::tidy() {
@@ -234,7 +213,7 @@ std::optional<FrameQueue::Frames> Outbox::takeUnsent() {
   WEFT_CHECK(mode_ == Mode::kShut, "nothing is sent any more");
   if (writer_ == Writer::kCaller) return std::nullopt;
   stream_.reset();
-  bulk_.reset();
+  order_.detach();
   return queue_.takeUnsent(released);
 }
 

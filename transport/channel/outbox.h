@@ -24,12 +24,12 @@
 
 #include "transport/base/error.h"
 #include "transport/bulk/bulk_connection.h"
+#include "transport/channel/frame_order.h"
 #include "transport/channel/frame_queue.h"
 #include "transport/channel/queue_limit.h"
 #include "transport/frame/out_frame.h"
 #include "transport/io/stream.h"
 #include "transport/options.h"
-#include "transport/session/send_sequence.h"
 
 namespace weft::transport {
 
@@ -43,12 +43,13 @@ struct OutboxStats {
 
 class Outbox {
  public:
-  // `on_work_available` is called, from any thread and with no lock held, when the loop thread is
-  // needed: a connection is wanted, flush() is due, or takeUnsent() is possible. `peer` names the
-  // peer in errors. Without `replay` a message is released as soon as it is written: for senders
-  // who want their buffers back at once and do without sessions.
-  Outbox(const Limits& limits, std::string peer, std::function<void()> on_work_available,
-         bool replay = true);
+  // The session gets the acks that are sent. `on_work_available` is called, from any thread and
+  // with no lock held, when the loop thread is needed: a connection is wanted, flush() is due, or
+  // takeUnsent() is possible. `peer` names the peer in errors. Without `replay` a message is
+  // released as soon as it is written: for senders who want their buffers back at once and do
+  // without sessions.
+  Outbox(const Limits& limits, Session& session, std::string peer,
+         std::function<void()> on_work_available, bool replay = true);
 
   // Takes a frame, and writes it if nothing is before it. Waits for room (QueueLimit) at most
   // `patience`; without one, for the loop thread, which must not wait, it takes the frame whatever
@@ -81,9 +82,6 @@ class Outbox {
   bool control(FrameKind kind) { return control(OutFrame::control(kind)); }
   bool control(OutFrame content);
 
-  // As SendSequence's.
-  void setReceived(std::uint64_t sequence) noexcept { sequence_.setReceived(sequence); }
-  std::uint64_t lastAckSent() const noexcept { return sequence_.lastAckSent(); }
   // The peer has received all frames up to this one. False: this one was never sent.
   bool acked(std::uint64_t sequence);
   // The number of the last message taken.
@@ -115,12 +113,6 @@ class Outbox {
   bool mayWrite() const noexcept {
     return mode_ == Mode::kUp && writer_ == Writer::kNone && queue_.empty();
   }
-  // What a frame needs on its way into the order of frames: its memory inline, where the stream is
-  // TCP; its second half with the bulk connection, if it is to be split; its number, the ack that
-  // it carries and whether it asks for one; its head sealed, with which its blocks are the
-  // receiver's. Returns the bulk connection if the frame is split, to be woken without the lock.
-  // If it throws, the frame has no number, and nobody else has a part of it.
-  std::shared_ptr<BulkConnection> commit(OutFrame& frame);
   // After a caller has written to `stream`. Destroy what it leaves in `one` and what it returns
   // without the lock.
   std::shared_ptr<void> afterCaller(FrameQueue::Frames& one, const Stream& stream);
@@ -131,17 +123,14 @@ class Outbox {
   const std::function<void()> on_work_available_;
   std::atomic<bool> may_export_;
 
-  mutable std::mutex mutex_;  // guards what follows, except sequence_'s two atomics
+  mutable std::mutex mutex_;  // guards what follows
   Mode mode_ = Mode::kWaiting;
   Writer writer_ = Writer::kNone;
   FrameQueue queue_;
   QueueLimit limit_;
-  SendSequence sequence_;
+  FrameOrder order_;
   std::shared_ptr<Stream> stream_;
-  std::shared_ptr<BulkConnection> bulk_;
-  std::uint64_t bulk_threshold_ = 0;
-  bool inline_only_ = false;  // the stream's other end cannot map shared memory
-  Error reason_;              // why nothing is sent any more: the goodbye was, or kShut
+  Error reason_;  // why nothing is sent any more: the goodbye was, or kShut
   std::uint64_t bytes_sent_ = 0;
 };
 

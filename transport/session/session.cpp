@@ -25,14 +25,12 @@ void Session::beginLink(const SessionClaim& theirs) {
 }
 
 void Session::took(std::uint64_t sequence, bool asked) {
-  WEFT_CHECK(sequence == received_ + 1, "frames are taken one after the other");
-  received_ = sequence;
+  WEFT_CHECK(sequence == received() + 1, "frames are taken one after the other");
+  received_.store(sequence, std::memory_order_relaxed);
   if (asked) asked_ = sequence;
 }
 
-bool Session::ackOverdue(std::uint64_t last_ack_sent) noexcept {
-  return std::exchange(last_tick_, received_) > last_ack_sent;
-}
+bool Session::ackOverdue() noexcept { return std::exchange(last_tick_, received()) > ackSent(); }
 
 std::uint64_t SessionNumbers::of(std::int32_t rank) {
   std::uint64_t& own = own_[rank];

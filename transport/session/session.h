@@ -12,11 +12,12 @@
 // (FrameHead::kAckNow), or if frames have waited for a whole tick.
 //
 // This class has the receiving half and the rules, without IO, clock (time is an argument) or
-// thread. SendSequence and the Outbox have the sending half.
+// thread. FrameOrder and the Outbox have the sending half.
 //
-// Threads: the endpoint's loop thread.
+// Threads: received() and noteAckSent(): any; the rest: the endpoint's loop thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <unordered_map>
@@ -37,10 +38,10 @@ class Session {
 
   // What this side claims on a new connection. Only while no link brings frames, because the claim
   // is final.
-  SessionClaim claim() const noexcept { return {own_, peer_, received_, links_ + 1}; }
+  SessionClaim claim() const noexcept { return {own_, peer_, received(), links_ + 1}; }
 
   // The same for a bulk connection of the link that is up.
-  SessionClaim bulkClaim() const noexcept { return {own_, peer_, received_, links_, 1}; }
+  SessionClaim bulkClaim() const noexcept { return {own_, peer_, received(), links_, 1}; }
   // The number of the link that is up, or was up last, counted from 1; 0: there was none.
   std::uint32_t linkNumber() const noexcept { return links_; }
 
@@ -68,22 +69,28 @@ class Session {
 
   // The next data frame is whole. `asked`: its sender wants an ack.
   void took(std::uint64_t sequence, bool asked);
-  std::uint64_t received() const noexcept { return received_; }
-  // Whether an ack must be sent now. `last_ack_sent`: the last one that was sent on any frame.
-  bool ackAsked(std::uint64_t last_ack_sent) const noexcept { return asked_ > last_ack_sent; }
+  // The number of the last data frame that came. Every frame that is sent acknowledges it.
+  std::uint64_t received() const noexcept { return received_.load(std::memory_order_relaxed); }
+  // A frame with this ack is being sent.
+  void noteAckSent(std::uint64_t ack) noexcept { ack_sent_.store(ack, std::memory_order_relaxed); }
+  // Whether an ack must be sent now.
+  bool ackAsked() const noexcept { return asked_ > ackSent(); }
   // Whether frames from before the last tick are not acknowledged yet. Call it once per tick.
-  bool ackOverdue(std::uint64_t last_ack_sent) noexcept;
+  bool ackOverdue() noexcept;
 
  private:
   static constexpr Time kNever = Time::max();
+
+  std::uint64_t ackSent() const noexcept { return ack_sent_.load(std::memory_order_relaxed); }
 
   std::uint64_t own_;
   std::uint64_t peer_ = 0;
   std::uint32_t links_ = 0;
   Time deadline_ = kNever;  // for another link
-  std::uint64_t received_ = 0;
-  std::uint64_t asked_ = 0;      // the last frame whose sender wants an ack
-  std::uint64_t last_tick_ = 0;  // received_ at the last tick
+  std::atomic<std::uint64_t> received_{0};
+  std::atomic<std::uint64_t> ack_sent_{0};  // the last one, on any frame
+  std::uint64_t asked_ = 0;                 // the last frame whose sender wants an ack
+  std::uint64_t last_tick_ = 0;             // received_ at the last tick
 };
 
 // This side's random number for its session with each rank. The number stays until the session is
