@@ -1,12 +1,9 @@
 #include "transport/connect/acceptor.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -23,28 +20,6 @@ namespace {
 
 // A peer has a connection, a bulk connection, and each of them anew when it broke.
 constexpr std::size_t kMaxPerRank = 4;
-
-// The IPv4 address, or the IPv6 network: within one, a host can have any address.
-std::uint64_t networkOf(const sockaddr_storage& from) {
-  if (from.ss_family == AF_INET) return reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr;
-  std::uint64_t network = 0;
-  if (from.ss_family == AF_INET6)
-    std::memcpy(&network, &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr, sizeof(network));
-  return network;
-}
-
-// The network of a numeric address.
-std::uint64_t networkOf(const std::string& host) {
-  sockaddr_storage place{};
-  auto& four = reinterpret_cast<sockaddr_in&>(place);
-  auto& six = reinterpret_cast<sockaddr_in6&>(place);
-  if (::inet_pton(AF_INET, host.c_str(), &four.sin_addr) == 1) {
-    place.ss_family = AF_INET;
-  } else if (::inet_pton(AF_INET6, host.c_str(), &six.sin6_addr) == 1) {
-    place.ss_family = AF_INET6;
-  }
-  return networkOf(place);
-}
 
 // The other codes answer members, and are no attack; TLS counts kCertificate.
 constexpr std::array kCauses{std::pair{RefusalCode::kKey, RefusalCause::kKey},

@@ -208,6 +208,22 @@ Error sameUser(int fd) {
                                       ") is at the other end of the socket"};
 }
 
+std::uint64_t networkOf(const sockaddr_storage& address) noexcept {
+  if (address.ss_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr;
+  std::uint64_t network = 0;
+  if (address.ss_family == AF_INET6) {
+    std::memcpy(&network, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr,
+                sizeof(network));
+  }
+  return network;
+}
+
+std::uint64_t networkOf(const std::string& host) {
+  SocketAddress address;
+  return numericAddress(host, 0, address) ? networkOf(address.storage) : 0;
+}
+
 bool sameAddress(int fd) {
   sockaddr_storage own{};
   sockaddr_storage other{};

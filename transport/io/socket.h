@@ -2,6 +2,7 @@
 // large buffers on Unix sockets.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -46,6 +47,11 @@ inline bool somebodyListens(const std::string& address, std::chrono::millisecond
 Result<uid_t> peerUser(int fd);
 // Ok when that is the calling thread's own user; kAuthFailed names another one.
 Error sameUser(int fd);
+
+// Which network a TCP address, or a numeric one, is in: the IPv4 address, or the IPv6 network, for
+// within one a host can have any address. 0: it is none.
+std::uint64_t networkOf(const sockaddr_storage& address) noexcept;
+std::uint64_t networkOf(const std::string& host);
 
 // Whether both ends of a connected TCP socket have the same address: the other end is on this host.
 bool sameAddress(int fd);
