@@ -70,17 +70,18 @@ void BulkConnection::guarded(void (BulkConnection::*step)()) {
 }
 
 void BulkConnection::readSome() {
-  const BulkTurn turn = reader_.readSome();
-  if (turn.kind == BulkTurn::Kind::kBroken) return fail(turn.error);
-  const bool more = turn.kind == BulkTurn::Kind::kBlocked;
+  const int error = reader_.readSome();
+  const bool more = error == EAGAIN;
+  if (error != 0 && !more) return fail(error == ENODATA ? 0 : error);
   want(more, want_write_);
   if (more && stream_->holdsBytes()) post(&BulkConnection::readSome);
 }
 
 void BulkConnection::writeSome() {
-  const BulkTurn turn = writer_.writeSome();
-  if (turn.kind == BulkTurn::Kind::kBroken) return fail(turn.error);
-  want(want_read_, turn.kind == BulkTurn::Kind::kBlocked);
+  const int error = writer_.writeSome();
+  const bool more = error == EAGAIN;
+  if (error != 0 && !more) return fail(error);
+  want(want_read_, more);
 }
 
 void BulkConnection::want(bool readable, bool writable) {

@@ -10,7 +10,6 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::size_t kEntriesPerRead = 64;
 constexpr std::size_t kDiscardBytes = std::size_t{64} << 10;
 
 }  // namespace
@@ -45,18 +44,18 @@ void BulkReader::stop() {
 
 // --- the bulk thread ---
 
-BulkTurn BulkReader::readSome() {
+int BulkReader::readSome() {
   std::uint64_t read = 0;
   while (read < kBulkBytesPerTurn) {
     std::size_t asked = 0;
     const IoResult result = readOnce(asked);
-    if (asked == 0) return {BulkTurn::Kind::kDone};
-    if (result.error == EAGAIN) break;
-    if (result.error != 0 || result.end) return {BulkTurn::Kind::kBroken, result.error};
+    if (asked == 0) return 0;
+    if (result.end) return ENODATA;
+    if (result.error != 0) return result.error;
     read += result.count;
     if (result.count < asked && !stream_.holdsBytes()) break;
   }
-  return {BulkTurn::Kind::kBlocked};
+  return EAGAIN;
 }
 
 // `asked` stays 0 when nothing is to be read.
@@ -65,12 +64,13 @@ IoResult BulkReader::readOnce(std::size_t& asked) {
   IoResult result;
   std::uint64_t left = 0;
   bool whole = false;
-  std::array<iovec, kEntriesPerRead> entries;
+  std::array<iovec, IovecCursor::kMaxEntries> entries;
+  std::span<iovec> target;
   std::shared_ptr<Arrivals> told;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (places_.left() == 0) return result;
-    auto target = std::span(entries).first(places_.first(places_.left(), entries));
+    target = std::span(entries).first(places_.first(places_.left(), entries));
     if (target[0].iov_base == nullptr) {
       target = target.first(1);
       target[0] = {discarded.data(), std::min(discarded.size(), target[0].iov_len)};
@@ -86,22 +86,13 @@ IoResult BulkReader::readOnce(std::size_t& asked) {
     told = whole ? std::move(arrivals_) : arrivals_;
   }
   received_.fetch_add(result.count, std::memory_order_relaxed);
-  if (told != nullptr) tell(*told, entries, result.count);
+  IovecCursor(target).skip(result.count, told.get());
   if (whole) {
     if (arrival_.exchange(Arrival::kDone) == Arrival::kAwaited) on_arrived_();
   } else {
     stream_.wakeAt(left);
   }
   return result;
-}
-
-// So many bytes have come into the entries, in order.
-void BulkReader::tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count) {
-  for (std::size_t i = 0; count > 0; ++i) {
-    const std::size_t some = std::min(count, entries[i].iov_len);
-    arrivals.onBytes(static_cast<const std::byte*>(entries[i].iov_base), some);
-    count -= some;
-  }
 }
 
 }  // namespace weft::transport

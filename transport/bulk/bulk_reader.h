@@ -36,14 +36,13 @@ class BulkReader {
   // When this returns nobody reads into what expect() gave.
   void stop();
 
-  // Reads what has come. kDone: no half is expected.
-  BulkTurn readSome();
+  // Reads what has come. The result: bulk_turn.h; 0: no half is expected.
+  int readSome();
 
  private:
   enum class Arrival : std::uint8_t { kReading, kAwaited, kDone };
 
   IoResult readOnce(std::size_t& asked);
-  static void tell(Arrivals& arrivals, std::span<const iovec> entries, std::size_t count);
 
   Stream& stream_;
   std::atomic<std::uint64_t>& received_;

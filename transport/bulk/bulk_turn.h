@@ -1,4 +1,6 @@
-// What the bulk thread did in one turn of reading or writing a bulk connection.
+// What turns of reading and writing a bulk connection have in common. The result of one is an
+// errno: 0: nothing is left to do; EAGAIN: go on when the stream is ready; ENODATA: the stream
+// ended; else it broke.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +9,5 @@ namespace weft::transport {
 
 // Then other bulk connections get their turn.
 inline constexpr std::uint64_t kBulkBytesPerTurn = std::uint64_t{8} << 20;
-
-struct BulkTurn {
-  enum class Kind : std::uint8_t {
-    kDone,     // nothing is left to do
-    kBlocked,  // go on when the stream is ready
-    kBroken,   // `error`: errno, 0: the stream ended
-  };
-  Kind kind = Kind::kDone;
-  int error = 0;
-};
 
 }  // namespace weft::transport

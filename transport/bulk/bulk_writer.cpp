@@ -6,12 +6,9 @@
 #include <iterator>
 #include <utility>
 
+#include "transport/io/iovec_cursor.h"
+
 namespace weft::transport {
-namespace {
-
-constexpr std::size_t kEntriesPerWrite = 64;
-
-}  // namespace
 
 void BulkWriter::push(std::vector<OwnedBuffer> half, std::shared_ptr<const Filling> filling,
                       std::uint64_t before) {
@@ -41,17 +38,16 @@ void BulkWriter::stop() {
 
 // --- the bulk thread ---
 
-BulkTurn BulkWriter::writeSome() {
+int BulkWriter::writeSome() {
   takePushed();
   std::uint64_t written = 0;
   while (written < kBulkBytesPerTurn) {
     const IoResult result = writeOnce();
-    if (result.error == EAGAIN) break;
-    if (result.error != 0) return {BulkTurn::Kind::kBroken, result.error};
-    if (result.count == 0) return {BulkTurn::Kind::kDone};
+    if (result.error != 0) return result.error;
+    if (result.count == 0) return 0;
     written += result.count;
   }
-  return {BulkTurn::Kind::kBlocked};
+  return EAGAIN;
 }
 
 void BulkWriter::takePushed() {
@@ -85,7 +81,7 @@ IoResult BulkWriter::writeOnce() {
   std::vector<OwnedBuffer> done;  // let go of without the lock
   const std::lock_guard<std::mutex> lock(write_mutex_);
   if (stopped_) return {};
-  std::array<iovec, kEntriesPerWrite> entries;
+  std::array<iovec, IovecCursor::kMaxEntries> entries;
   std::size_t used = 0;
   std::size_t skip = out_offset_;
   std::uint64_t left = ready();

@@ -34,8 +34,9 @@ class BulkWriter {
   // When this returns nobody writes from what push() gave.
   void stop();
 
-  // Writes what is there. kDone: nothing is left, or the rest is not there yet.
-  BulkTurn writeSome();
+  // Writes what is there. The result: bulk_turn.h; 0: nothing is left, or the rest is not there
+  // yet.
+  int writeSome();
 
  private:
   // The half that is not whole yet.

@@ -13,7 +13,6 @@
 namespace weft::transport {
 namespace {
 
-constexpr std::size_t kMaxEntries = 64;
 // One busy peer must not starve the others: after this much the loop serves them.
 constexpr int kReadsPerTurn = 32;
 constexpr std::uint64_t kBytesPerTurn = std::uint64_t{8} << 20;
@@ -117,7 +116,7 @@ bool Link::readSome() {
 bool Link::readTurn() {
   std::uint64_t read = 0;
   for (int i = 0; i < kReadsPerTurn && read < kBytesPerTurn && reads(); ++i) {
-    std::array<iovec, kMaxEntries> entries;
+    std::array<iovec, IovecCursor::kMaxEntries> entries;
     const std::size_t used = reader_.prepare(entries);
     const auto target = std::span(entries).first(used);
     const std::uint64_t asked = bytesOf(target);

@@ -49,15 +49,7 @@ std::vector<iovec> MessageBody::splitForBulk() {
 
 void MessageBody::advance(std::size_t count) {
   left_ -= count;
-  if (discards_) return;
-  while (arrivals_ != nullptr && count > 0) {
-    const iovec next = to_come_.next();
-    const std::size_t some = std::min(count, next.iov_len);
-    arrivals_->onBytes(static_cast<const std::byte*>(next.iov_base), some);
-    to_come_.skip(some);
-    count -= some;
-  }
-  to_come_.skip(count);
+  if (!discards_) to_come_.skip(count, arrivals_.get());
 }
 
 void MessageBody::copyFrom(std::span<const std::byte>& input) {

@@ -6,7 +6,14 @@
 
 namespace weft::transport {
 
-void IovecCursor::skip(std::size_t bytes) {
+void IovecCursor::skip(std::size_t bytes, Arrivals* arrivals) {
+  while (arrivals != nullptr && bytes > 0) {
+    const iovec place = next();
+    const std::size_t some = std::min(bytes, place.iov_len);
+    arrivals->onBytes(static_cast<const std::byte*>(place.iov_base), some);
+    skip(some);
+    bytes -= some;
+  }
   left_ -= bytes;
   offset_ += bytes;
   while (!entries_.empty() && offset_ >= entries_.front().iov_len) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 
+#include "transport/base/arrivals.h"
 #include "transport/io/stream.h"
 
 namespace weft::transport {
@@ -24,8 +25,8 @@ class IovecCursor {
       : entries_(entries), left_(bytesOf(entries)) {}
 
   std::uint64_t left() const noexcept { return left_; }
-  // The next `bytes` are done; at most left().
-  void skip(std::size_t bytes);
+  // The next `bytes` are done; at most left(). `arrivals`, unless it is null, is told of them.
+  void skip(std::size_t bytes, Arrivals* arrivals = nullptr);
   // Copies as many of `bytes` as there is room for, and skips that room. Returns how many.
   std::size_t fillFrom(std::span<const std::byte> bytes);
   // The rest of the first entry that is not done. left() is not 0.
