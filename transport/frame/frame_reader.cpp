@@ -18,9 +18,7 @@ FrameReader::FrameReader(const Limits& limits, FrameHandlers handlers, std::uint
 std::size_t FrameReader::prepare(std::span<iovec> out) {
   WEFT_CHECK(out.size() >= 2, "room for a target and for what follows it");
   std::size_t count = 0;
-  if (state_ == State::kHeader && longHeader()) {
-    out[count++] = {header_store_.data() + header_filled_, head_.header_bytes - header_filled_};
-  } else if (fillsBuffers()) {
+  if (fillsBuffers()) {
     count = body_.targets(out.first(out.size() - 1));
     // If buffers are left over, the bytes that follow are theirs, not the next frame's.
     if (bytesOf(out.first(count)) < body_.left()) return count;
@@ -30,11 +28,7 @@ std::size_t FrameReader::prepare(std::span<iovec> out) {
 }
 
 Error FrameReader::commit(std::size_t count) {
-  if (state_ == State::kHeader && longHeader()) {
-    const std::size_t taken = std::min<std::size_t>(count, head_.header_bytes - header_filled_);
-    header_filled_ += taken;
-    count -= taken;
-  } else if (fillsBuffers()) {
+  if (fillsBuffers()) {
     const std::size_t taken = std::min<std::uint64_t>(count, body_.left());
     body_.advance(taken);
     count -= taken;
@@ -113,17 +107,21 @@ Result<FrameReader::Step> FrameReader::readTable() {
   if (!whole.value()) return Step::kNeedMore;
   state_ = State::kHeader;
   if (longHeader()) {
-    header_filled_ = std::min<std::size_t>(rest.size(), head_.header_bytes);
-    std::memcpy(header_store_.roomFor(head_.header_bytes), rest.data(), header_filled_);
-    begin_ += header_filled_;
+    kept_header_ = std::make_unique_for_overwrite<std::byte[]>(head_.header_bytes);
+    header_filled_ = 0;
   }
   return Step::kGoOn;
 }
 
 Result<FrameReader::Step> FrameReader::readHeader() {
   if (longHeader()) {
+    const auto some =
+        input().first(std::min<std::size_t>(input().size(), head_.header_bytes - header_filled_));
+    std::copy(some.begin(), some.end(), kept_header_.get() + header_filled_);
+    header_filled_ += some.size();
+    begin_ += some.size();
     if (header_filled_ < head_.header_bytes) return Step::kNeedMore;
-    header_ = {header_store_.data(), head_.header_bytes};
+    header_ = {kept_header_.get(), head_.header_bytes};
   } else {
     if (input().size() < head_.header_bytes) return Step::kNeedMore;
     header_ = input().first(head_.header_bytes);
@@ -222,21 +220,21 @@ Result<FrameReader::Step> FrameReader::awaitBulk() {
 }
 
 Result<FrameReader::Step> FrameReader::finish() {
+  const std::unique_ptr<std::byte[]> kept = std::move(kept_header_);  // header_ may be there
   state_ = State::kHead;
   if (duplicate_) return Step::kGoOn;
   std::vector<OwnedBuffer> buffers = body_.take();
   handlers_.messages.onDataFrame(head_);
   if (body_.discards()) return Step::kGoOn;
   if (Error error = handlers_.messages.onMessage(header_, std::move(buffers))) return error;
-  header_store_.giveBackIfLarge();
   return Step::kGoOn;
 }
 
 void FrameReader::keepHeader() {
-  if (header_.data() == header_store_.data()) return;
-  std::byte* const kept = header_store_.roomFor(header_.size());
-  std::copy(header_.begin(), header_.end(), kept);
-  header_ = {kept, header_.size()};
+  if (kept_header_ != nullptr) return;
+  kept_header_ = std::make_unique_for_overwrite<std::byte[]>(header_.size());
+  std::copy(header_.begin(), header_.end(), kept_header_.get());
+  header_ = {kept_header_.get(), header_.size()};
 }
 
 }  // namespace weft::transport

@@ -20,7 +20,6 @@
 #include "transport/frame/buffer_table.h"
 #include "transport/frame/frame.h"
 #include "transport/frame/frame_handlers.h"
-#include "transport/frame/header_store.h"
 #include "transport/frame/message_body.h"
 
 namespace weft::transport {
@@ -94,9 +93,11 @@ class FrameReader {
   std::uint64_t last_sequence_;
   bool duplicate_ = false;  // the current frame came before
   BufferTable table_;
-  std::span<const std::byte> header_;  // in receive_ or in header_store_
-  HeaderStore header_store_;
-  std::size_t header_filled_ = 0;  // bytes of a header too large for receive_
+  std::span<const std::byte> header_;  // in receive_ or in kept_header_
+  // A header that is too long for receive_, or must outlast it. Not cleared: one of which only the
+  // length has come takes addresses, and no memory.
+  std::unique_ptr<std::byte[]> kept_header_;
+  std::size_t header_filled_ = 0;  // bytes of one that is too long
   MessageBody body_;
 };
 
