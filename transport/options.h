@@ -1,5 +1,5 @@
-// Every option of an Endpoint, with its unit and default. Limits are options, not constants, so
-// that a deployment can tighten them.
+// Every option of an Endpoint, with its unit and default. Limits that a deployment may want to
+// tighten are options, not constants.
 #pragma once
 
 #include <chrono>
@@ -27,13 +27,6 @@ struct Limits {
   bool skip_too_large = false;
   // Bytes queued to one peer before send() from a caller thread waits.
   std::size_t max_queued_bytes = std::size_t{256} << 20;
-  // Connections in handshake at once: so many that have said nothing yet, and as many whose hello
-  // was right, for Unix sockets and for TCP each. One more ends the oldest of its kind.
-  // Known peers that come from where they listen do not count.
-  std::uint32_t max_unauthenticated = 64;
-  // The most connections of one IPv4 address, IPv6 /64 or local user among those that have said
-  // nothing.
-  std::uint32_t max_per_source = 16;
 };
 
 // Large buffers between processes of one host go through shared memory (SharedArena): one memfd for
@@ -48,8 +41,6 @@ struct ArenaOptions {
   // comes beyond them, and from then on all, through the socket. The kernel limits the mappings of
   // a process (vm.max_map_count), with which everything of it would fail.
   std::size_t max_peer_mappings = 4096;
-  // Larger arenas of peers are refused.
-  std::uint64_t max_peer_bytes = atMostQuarter(std::uint64_t{64} << 30);
 };
 
 // Large messages to other hosts: half of each goes over a second TCP connection (BulkConnection).

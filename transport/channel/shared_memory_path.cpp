@@ -7,8 +7,15 @@
 
 #include "transport/base/log.h"
 #include "transport/memory/exported_block.h"
+#include "transport/memory/pages.h"
 
 namespace weft::transport {
+namespace {
+
+// Larger arenas of peers are refused; also those of more than a quarter of this machine's memory.
+constexpr std::uint64_t kMaxPeerBytes = std::uint64_t{64} << 30;
+
+}  // namespace
 
 SharedMemoryPath::SharedMemoryPath(EventLoop& loop, const ArenaOptions& options, Outbox& outbox,
                                    std::string peer, std::function<void()> on_work_available)
@@ -24,6 +31,8 @@ void SharedMemoryPath::attach(Stream& stream) {
   stream.acceptFds();
   offer_sent_ = false;
   offer_received_ = false;
+  // For good: a frame that goes on over TCP withdraws its blocks only when it is acknowledged, and
+  // the receiver may have freed them before. Another message must not have taken them meanwhile.
   if (std::string_view(stream.transportName()) != "unix") sender_.close();
 }
 
@@ -93,7 +102,7 @@ Error SharedMemoryPath::map(const ArenaOffer& offer, const Stream::ReceivedFd& r
   if (received.lost)
     return {ErrorCode::kSystem, "too many files are open here to map its shared memory"};
   Result<std::shared_ptr<ArenaView>> view =
-      ArenaView::open(offer, received.fd, options_.max_peer_bytes);
+      ArenaView::open(offer, received.fd, atMostQuarter(kMaxPeerBytes));
   if (!view.ok()) return view.error();
   view_ = std::move(view).value();
   if (logEnabled(LogLevel::kDebug))

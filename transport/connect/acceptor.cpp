@@ -18,6 +18,11 @@
 namespace weft::transport {
 namespace {
 
+// Connections in handshake at once: so many that have said nothing yet, and as many whose hello was
+// right. Known peers that come from where they listen do not count.
+constexpr std::size_t kMaxUnauthenticated = 64;
+// Of them, of one IPv4 address, IPv6 /64 or local user among those that have said nothing.
+constexpr std::size_t kMaxPerSource = 16;
 // A peer has a connection, a bulk connection, and each of them anew when it broke.
 constexpr std::size_t kMaxPerRank = 4;
 
@@ -32,9 +37,9 @@ constexpr std::array kCauses{std::pair{RefusalCode::kKey, RefusalCause::kKey},
 
 }  // namespace
 
-Acceptor::Rooms::Rooms(const Limits& limits)
-    : silent(limits.max_unauthenticated, limits.max_per_source),
-      named(limits.max_unauthenticated, kMaxPerRank),
+Acceptor::Rooms::Rooms()
+    : silent(kMaxUnauthenticated, kMaxPerSource),
+      named(kMaxUnauthenticated, kMaxPerRank),
       expected(std::numeric_limits<std::size_t>::max(), kMaxPerRank) {}
 
 void Acceptor::Rooms::clear() {
@@ -52,9 +57,7 @@ Acceptor::Acceptor(const EndpointContext& context, AcceptPolicy& policy, Address
     : context_(context),
       policy_(policy),
       address_of_(std::move(address_of)),
-      admitted_(std::move(admitted)),
-      unix_rooms_(context.options.limits),
-      tcp_rooms_(context.options.limits) {}
+      admitted_(std::move(admitted)) {}
 
 void Acceptor::listen(UniqueFd fd, const char* transport_name) {
   const bool is_unix = std::string_view(transport_name) == "unix";

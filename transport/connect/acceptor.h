@@ -61,7 +61,7 @@ class Acceptor {
  private:
   // The rooms for one kind of socket, so that neither kind crowds out the other.
   struct Rooms {
-    explicit Rooms(const Limits& limits);
+    Rooms();
     WaitingRoom silent;    // no hello yet; by origin
     WaitingRoom named;     // the hello was right; by the rank that it claims, and origin
     WaitingRoom expected;  // likewise, and a known peer from where it listens; by rank
