@@ -1,8 +1,6 @@
 #include "transport/auth/auth_key.h"
 
-#include <fcntl.h>
 #include <openssl/crypto.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +11,6 @@
 #include "transport/base/os/secret_file.h"
 #include "transport/base/os/secure_random.h"
 #include "transport/base/os/system_error.h"
-#include "transport/base/os/unique_fd.h"
 
 namespace weft::transport {
 namespace {
@@ -55,33 +52,22 @@ Result<AuthKey> AuthKey::fromHex(std::string_view text) {
 }
 
 Result<AuthKey> AuthKey::fromFile(const std::string& path) {
-  const std::string what = "authentication key file '" + path + "'";
-  // O_NONBLOCK: a fifo given by mistake must not hang the start of a job.
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) {
-    return Error(ErrorCode::kSystem,
-                 "cannot open the " + what + " (" + errnoText(errno) + ")" + kHowToMake);
-  }
-  struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) return systemError("reading the status of the " + what, errno);
-  if (!S_ISREG(info.st_mode)) {
-    return invalidArgument("the " + what + " is not a regular file" + kHowToMake);
-  }
-  if (std::string open = whyNotSecret(info, "the " + what, path); !open.empty())
-    return invalidArgument(std::move(open));
+  const std::string what = "the authentication key file '" + path + "'";
+  const Result<UniqueFd> file = openRegularFile(path, what);
+  if (!file.ok()) return Error(file.error().code(), file.error().text() + kHowToMake);
+  if (Error error = checkSecret(file.value(), what, path)) return error;
   std::array<char, 256> text{};
   std::size_t length = 0;
   while (length < text.size()) {
-    const ssize_t got = ::read(fd.get(), text.data() + length, text.size() - length);
+    const ssize_t got = ::read(file.value().get(), text.data() + length, text.size() - length);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return systemError("reading the " + what, errno);
+    if (got < 0) return systemError("reading " + what, errno);
     if (got == 0) break;
     length += static_cast<std::size_t>(got);
   }
   Result<AuthKey> key = fromHex(std::string_view(text.data(), length));
   OPENSSL_cleanse(text.data(), text.size());
-  if (!key.ok())
-    return Error(key.error().code(), "the " + what + ": " + key.error().text() + kHowToMake);
+  if (!key.ok()) return Error(key.error().code(), what + ": " + key.error().text() + kHowToMake);
   return key;
 }
 

@@ -1,17 +1,12 @@
 #include "transport/tls/tls_context.h"
 
-#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <vector>
 
 #include "transport/base/os/secret_file.h"
-#include "transport/base/os/system_error.h"
-#include "transport/base/os/unique_fd.h"
 #include "transport/tls/certificate_names.h"
 #include "transport/tls/openssl_error.h"
 #include "transport/tls/tls_connection.h"
@@ -52,12 +47,9 @@ Error cannotUse(const char* variable, const std::string& file) {
 // OpenSSL opens a file as it is, and would wait for somebody to write to a fifo, with no end.
 Error checkFile(const char* variable, const std::string& file, bool secret = false) {
   const std::string what = std::string("the file of ") + variable + ", '" + file + "',";
-  const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info {};
-  if (!fd.valid() || ::fstat(fd.get(), &info) != 0) return systemError("opening " + what, errno);
-  if (!S_ISREG(info.st_mode)) return invalidArgument(what + " is not a regular file");
-  std::string open = secret ? whyNotSecret(info, what, file) : std::string();
-  return open.empty() ? Error::ok() : invalidArgument(std::move(open));
+  const Result<UniqueFd> opened = openRegularFile(file, what);
+  if (!opened.ok()) return opened.error();
+  return secret ? checkSecret(opened.value(), what, file) : Error::ok();
 }
 
 }  // namespace
