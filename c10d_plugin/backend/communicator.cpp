@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "c10d_plugin/backend/store_key_value.h"
-#include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/engine.h"
 #include "c10d_plugin/engine/op_error.h"

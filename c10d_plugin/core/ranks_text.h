@@ -1,4 +1,4 @@
-// Ranks as errors and log lines name them.
+// Ranks and groups as errors and log lines name them.
 #pragma once
 
 #include <numeric>
@@ -21,6 +21,12 @@ inline std::string ranksAsText(const std::vector<int>& ranks) {
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
   return text;
+}
+
+// "process group 'half'". torch names the default group "0", which its users never see.
+inline std::string groupText(const std::string& name) {
+  if (name.empty()) return "a process group without a name";
+  return name == "0" ? "the default process group" : "process group '" + name + "'";
 }
 
 // What has ended a wait on the main thread: the handler of any signal, if it raises something.

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "c10d_plugin/core/group_text.h"
+#include "c10d_plugin/core/ranks_text.h"
 
 namespace weft::process_group {
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <string>
 
-#include "c10d_plugin/core/group_text.h"
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/engine/op_error.h"
 #include "c10d_plugin/store/exchange_calls.h"

@@ -26,6 +26,14 @@ enum class ErrorCode : std::uint8_t {
   kInterrupted,      // a person's Ctrl-C ended the wait (interruption.h)
 };
 
+// A code that another process wrote. One that is unknown, or no failure's, is itself a protocol
+// error.
+inline ErrorCode errorCodeFrom(std::uint64_t code) {
+  const bool known = code > static_cast<std::uint64_t>(ErrorCode::kOk) &&
+                     code <= static_cast<std::uint64_t>(ErrorCode::kInterrupted);
+  return known ? static_cast<ErrorCode>(code) : ErrorCode::kProtocol;
+}
+
 // A code and one sentence that names the peer, the operation, how long, and what
 // to do. Cheap to move; copied only on the failure path.
 class [[nodiscard]] Error {

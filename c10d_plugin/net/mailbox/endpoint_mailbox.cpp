@@ -3,7 +3,6 @@
 #include <iterator>
 #include <utility>
 
-#include "c10d_plugin/core/error_code.h"
 #include "transport/io/address.h"
 
 namespace weft::collectives {
@@ -164,9 +163,9 @@ void EndpointMailbox::take(int from, const MailHeader& header, OwnedBuffer bytes
     case MailKind::kSendCancelled:
       return receiver_.rendezvous().onSendCancelled(from, header);
     case MailKind::kAbort:
-      return removePeer(
-          from, Presence::kLost,
-          {errorCodeFrom(header.id), "rank " + std::to_string(from) + " gave up: " + header.text});
+      return removePeer(from, Presence::kLost,
+                        {transport::errorCodeFrom(header.id),
+                         "rank " + std::to_string(from) + " gave up: " + header.text});
   }
 }
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "c10d_plugin/core/collectives.h"
-#include "c10d_plugin/core/error_code.h"
 
 namespace weft::collectives {
 
@@ -111,7 +110,7 @@ void RendezvousReceiver::onSendCancelled(int from, const MailHeader& header) {
       --peer.announcements;
     }
   }
-  if (receive) receive->complete({errorCodeFrom(header.size), header.text}, from, 0, {});
+  if (receive) receive->complete({transport::errorCodeFrom(header.size), header.text}, from, 0, {});
 }
 
 void RendezvousReceiver::takeCleared(MailboxPeer& peer, std::vector<PostedReceive>& to) {

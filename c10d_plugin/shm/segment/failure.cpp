@@ -5,7 +5,6 @@
 #include <string>
 #include <thread>
 
-#include "c10d_plugin/core/error_code.h"
 #include "c10d_plugin/shm/segment/segment.h"
 
 namespace weft::collectives::shm {
@@ -62,7 +61,7 @@ Error Segment::failure() const {
     std::this_thread::yield();
   }
   const std::size_t length = std::min<std::size_t>(record.length, FailureRecord::kMaxText);
-  return {errorCodeFrom(record.code), std::string(record.text.data(), length)};
+  return {transport::errorCodeFrom(record.code), std::string(record.text.data(), length)};
 }
 
 }  // namespace weft::collectives::shm
