@@ -12,7 +12,6 @@
 #include "c10d_plugin/engine/op_error.h"
 #include "c10d_plugin/store/all_gather.h"
 #include "c10d_plugin/store/epoch.h"
-#include "c10d_plugin/store/record.h"
 #include "transport/base/log.h"
 #include "transport/io/address.h"
 
@@ -36,15 +35,15 @@ std::vector<DevicePlace> exchangePlaces(const DelegateSpec& spec, const DevicePl
   const auto epoch = collectives::agreeOnEpoch(store, spec.rank, spec.size, deadline);
   if (!epoch.ok()) throwAsTorch(kTitle, epoch.error());
   const auto said = collectives::storeAllGather(
-      store, epoch.value() + "/device",
-      collectives::Record().set("host", own.host).set("address", own.address).toText(), spec.rank,
+      store, epoch.value() + "/device", collectives::joinTexts({own.host, own.address}), spec.rank,
       collectives::allRanks(spec.size), deadline);
   if (!said.ok()) throwAsTorch(kTitle, said.error());
   std::vector<DevicePlace> places;
   for (const std::string& text : said.value()) {
-    const auto record = collectives::Record::fromText(text);
-    TORCH_CHECK(record, kTitle, ": rank ", places.size(), " left a malformed record in the Store");
-    places.push_back({record->text("host"), record->text("address")});
+    const auto place = collectives::splitTexts(text);
+    TORCH_CHECK(place && place->size() == 2, kTitle, ": rank ", places.size(),
+                " left a malformed record in the Store");
+    places.push_back({place->front(), place->back()});
   }
   return places;
 }

@@ -42,9 +42,7 @@ Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& opti
       rank == 0 ? shm::host(layoutFor(options, size), key, store, deadline)
                 : shm::attach(key, store, rank, size, deadline);
   if (!segment.ok()) return segment.error();
-  std::unique_ptr<Collectives> member(new ShmCollectives(segment.value(), rank));
-  if (Error error = shm::awaitAll(*segment.value(), rank, deadline)) return error;
-  return member;
+  return std::unique_ptr<Collectives>(new ShmCollectives(segment.value(), rank));
 }
 
 Result<std::vector<std::unique_ptr<Collectives>>> ShmCollectives::inOneProcess(

@@ -40,10 +40,12 @@ struct ShmOptions {
 class ShmCollectives final : public Collectives {
  public:
   // All `size` ranks, on one host, call this with the same `store` and the group's `key`; it
-  // returns when all are there. Rank 0 makes the memory and gives it to the others over a Unix
-  // socket: to processes of the same user that know the key. If one rank fails (other hosts, other
-  // users, no memory, kTimeout naming the missing ranks), the others fail, too, at the deadline at
-  // the latest.
+  // returns when this rank is in, on rank 0 when it has served all. Rank 0 makes the memory and
+  // gives it to the others over a Unix socket: to processes of the same user that know the key. If
+  // one rank fails (other hosts, other users, no memory, kTimeout naming the missing ranks), the
+  // others fail, too, here or in their first operation, at the deadline at the latest. Only a rank
+  // that is in is known to be dead when it dies: the ranks tell each other that they are
+  // (firstProblem) before the first operation.
   static Result<std::unique_ptr<Collectives>> join(const ShmOptions& options,
                                                    const transport::AuthKey& key, KeyValue& store,
                                                    int rank, int size, Deadline deadline);

@@ -1,10 +1,10 @@
-// libFuzzer: what anybody may write into the Store, as a group's ranks read it: records, addresses,
-// the group's secret, the epoch. Any text gives a value or an error, and what is read is written
-// the same.
+// libFuzzer: what anybody may write into the Store, as a group's ranks read it: several texts in
+// one, addresses, the group's secret, the epoch. Any text gives a value or an error, and what is
+// read is written the same.
 #include <string>
 
+#include "c10d_plugin/store/all_gather.h"
 #include "c10d_plugin/store/epoch.h"
-#include "c10d_plugin/store/record.h"
 #include "c10d_plugin/store/secret.h"
 #include "tests/support/fuzz_input.h"
 #include "transport/io/address.h"
@@ -43,16 +43,8 @@ class HostileStore final : public KeyValue {
   std::string own_;
 };
 
-void readRecord(const std::string& text) {
-  const auto record = Record::fromText(text);
-  if (!record) return;
-  const std::string written = record->toText();
-  const auto again = Record::fromText(written);
-  require(again.has_value() && again->toText() == written);
-  for (const char* field : {"buffer_bytes", "", "a"}) {
-    if (const auto number = record->number(field))
-      require(record->text(field).find_first_not_of("0123456789") == std::string::npos);
-  }
+void readTexts(const std::string& text) {
+  if (const auto texts = splitTexts(text)) require(splitTexts(joinTexts(*texts)) == texts);
 }
 
 void readAddress(const std::string& text) {
@@ -71,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Deadline past{};
   switch (input.below(4)) {
     case 0:
-      readRecord(input.text(size));
+      readTexts(input.text(size));
       break;
     case 1:
       readAddress(input.text(size));

@@ -9,7 +9,6 @@
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/net/mailbox/mail_wire.h"
 #include "c10d_plugin/store/all_gather.h"
-#include "c10d_plugin/store/record.h"
 #include "c10d_plugin/store/secret.h"
 #include "transport/auth/auth_key.h"
 #include "transport/environment_options.h"
@@ -44,24 +43,28 @@ transport::EndpointOptions endpointOptions(const transport::EndpointOptions& giv
   return endpoint;
 }
 
-// What `text`, rank `other`'s record, says.
-Result<MailboxAddress> parseRecord(const std::string& text, int other, int rank,
-                                   const std::string& key_check) {
+// What a rank tells the others, in the order of what it sets.
+enum Said : std::size_t { kName, kAddress, kKeyCheck, kSharesMemory, kTexts };
+
+// What `text`, rank `other`'s, says.
+Result<MailboxAddress> parseSaid(const std::string& text, int other, int rank,
+                                 const std::string& key_check) {
   const std::string who = "rank " + std::to_string(other);
-  const Record record = Record::fromText(text).value_or(Record());
-  const Result<transport::Address> parsed = transport::parseAddress(record.text("address"));
+  auto said = splitTexts(text).value_or(std::vector<std::string>());
+  said.resize(kTexts);  // what is not said is empty
+  const Result<transport::Address> parsed = transport::parseAddress(said[kAddress]);
   if (!parsed.ok()) {
     return Error(ErrorCode::kProtocol,
                  "the address of " + who + " in the Store is malformed: " + parsed.error().text());
   }
-  if (record.text("key_check") != key_check) {
+  if (said[kKeyCheck] != key_check) {
     return Error(ErrorCode::kAuthFailed,
                  "rank " + std::to_string(rank) + " and " + who +
                      " have different keys in their key files; give all ranks the same file "
                      "(WEFT_AUTH_KEY_FILE)");
   }
-  return MailboxAddress{record.text("name"), record.text("address"), parsed.value().host,
-                        record.text("shares_memory") == "1"};
+  return MailboxAddress{said[kName], said[kAddress], parsed.value().host,
+                        said[kSharesMemory] == "1"};
 }
 
 }  // namespace
@@ -76,18 +79,14 @@ Result<OpenedEndpoint> openEndpoint(const MailboxOptions& options, KeyValue& sto
   OpenedEndpoint opened{std::move(endpoint).value(), {}, of_endpoint.key};
 
   const std::string key_check = transport::keyCheck(of_endpoint.key, of_endpoint.group_id);
-  const std::string own = Record()
-                              .set("name", of_endpoint.name)
-                              .set("address", opened.endpoint->address())
-                              .set("key_check", key_check)
-                              .set("shares_memory", options.arena.enabled ? "1" : "0")
-                              .toText();
+  const std::string own = joinTexts(
+      {of_endpoint.name, opened.endpoint->address(), key_check, options.arena.enabled ? "1" : "0"});
   const auto said =
       storeAllGather(store, "address", own, options.rank, allRanks(options.size), deadline);
   if (!said.ok()) return said.error();
   for (int other = 0; other < options.size; ++other) {
     auto address =
-        parseRecord(said.value()[static_cast<std::size_t>(other)], other, options.rank, key_check);
+        parseSaid(said.value()[static_cast<std::size_t>(other)], other, options.rank, key_check);
     if (!address.ok()) return address.error();
     opened.ranks.push_back(std::move(address).value());
   }

@@ -1,5 +1,5 @@
-// How the mailboxes of a group find each other: each rank opens an endpoint and publishes a Record
-// at "address/<rank>".
+// How the mailboxes of a group find each other: each rank opens an endpoint and publishes
+// what the others must know of it, texts in one, at "address/<rank>".
 #pragma once
 
 #include <cstdint>

@@ -19,10 +19,8 @@ void Segment::fail(const Error& reason) noexcept {
     record.code = static_cast<std::uint32_t>(reason.code());
     record.state.store(FailureRecord::kWritten, std::memory_order_seq_cst);
   }
-  for (int rank = 0; rank < layout_.ranks; ++rank) {
+  for (int rank = 0; rank < layout_.ranks; ++rank)
     wakeAll(control(rank).progress);
-    wakeAll(control(rank).presence);
-  }
 }
 
 // Sequentially consistent: either the writer sees that the group has failed, or the rank that ended

@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "c10d_plugin/core/ranks_text.h"
@@ -56,18 +54,34 @@ struct Question {
 };
 struct Answer {
   Magic magic{};
+  Layout layout;
   Digest proof{};
 };
 
-Digest proofOf(const AuthKey& secret, std::string_view label, std::int32_t rank,
-               const Nonce& nonce) {
-  constexpr std::size_t kLabel = 16;  // of fixed size, so that no two inputs coincide
-  std::array<std::byte, kLabel + sizeof(rank) + sizeof(Nonce)> text{};
-  WEFT_CHECK(label.size() <= kLabel, "labels are short");
-  std::memcpy(text.data(), label.data(), label.size());
-  std::memcpy(text.data() + kLabel, &rank, sizeof(rank));
-  std::memcpy(text.data() + kLabel + sizeof(rank), nonce.data(), nonce.size());
-  return transport::hmacSha256(secret, text);
+Digest proofOf(const AuthKey& key, const std::string& text) {
+  WEFT_CHECK(key.valid(), "no endpoint opens without the group's key");
+  return transport::hmacSha256(key, std::as_bytes(std::span(text)));
+}
+
+// No part but the socket's name can hold a space. Who changes that name on its way through the
+// Store, and has no key, gains nothing but that the ranks do not meet.
+std::string textOf(const char* label, const std::string& socket_name, const Question& question) {
+  return "weft shared memory " + std::string(label) + " " + socket_name + " " +
+         std::to_string(question.rank) + " " + transport::toHex(question.nonce);
+}
+
+Digest proofOf(const AuthKey& key, const std::string& socket_name, const Question& question) {
+  return proofOf(key, textOf("member", socket_name, question));
+}
+
+Digest proofOf(const AuthKey& key, const std::string& socket_name, const Question& question,
+               const Answer& answer) {
+  std::string text = textOf("memory", socket_name, question) + " " + transport::toHex(answer.magic);
+  const Layout& layout = answer.layout;
+  for (const std::size_t number : {static_cast<std::size_t>(layout.ranks), layout.small_bytes,
+                                   layout.buffer_bytes, layout.control_bytes, layout.heap_bytes})
+    text += " " + std::to_string(number);
+  return proofOf(key, text);
 }
 
 // Exactly the bytes of `out`.
@@ -105,18 +119,18 @@ Error writeAll(SocketStream& socket, T& bytes, std::span<const int> fds) {
 
 }  // namespace
 
-Result<int> giveMemory(UniqueFd fd, const Segment& segment, const AuthKey& secret,
-                       Deadline deadline) {
+Result<int> giveMemory(UniqueFd fd, const Segment& segment, const AuthKey& key,
+                       const std::string& socket_name, Deadline deadline) {
   SocketStream socket(std::move(fd), "unix");
   const int size = segment.layout().ranks;
   const int memory = segment.fd();
   if (Error error = sameUser(socket.pollFd())) return error;
   Question question;
   if (Error error = readAll(socket, question, deadline)) return error;
-  const Digest due = proofOf(secret, "member", question.rank, question.nonce);
+  const Digest due = proofOf(key, socket_name, question);
   if (!transport::sameDigest(question.proof, due)) {
     return Error(ErrorCode::kAuthFailed,
-                 "a process without the group's secret asked for its shared memory");
+                 "a process without the group's key asked for its shared memory");
   }
   if (question.rank <= 0 || question.rank >= size) {
     return Error(ErrorCode::kProtocol, "a process says it is rank " +
@@ -125,28 +139,30 @@ Result<int> giveMemory(UniqueFd fd, const Segment& segment, const AuthKey& secre
   }
   Answer answer;
   answer.magic = segment.magic();
-  answer.proof = proofOf(secret, "memory", question.rank, question.nonce);
+  answer.layout = segment.layout();
+  answer.proof = proofOf(key, socket_name, question, answer);
   if (Error error = writeAll(socket, answer, {&memory, 1})) return error;
   return static_cast<int>(question.rank);
 }
 
-Result<GivenMemory> takeMemory(UniqueFd fd, const AuthKey& secret, int rank, Deadline deadline) {
+Result<GivenMemory> takeMemory(UniqueFd fd, const AuthKey& key, const std::string& socket_name,
+                               int rank, Deadline deadline) {
   SocketStream socket(std::move(fd), "unix");
   if (Error error = sameUser(socket.pollFd())) return error;
   Question question;
   question.rank = rank;
   if (Error error = transport::fillRandom(question.nonce)) return error;
-  question.proof = proofOf(secret, "member", rank, question.nonce);
+  question.proof = proofOf(key, socket_name, question);
   if (Error error = writeAll(socket, question, {})) return error;
   Answer answer;
   socket.acceptFds();
   if (Error error = readAll(socket, answer, deadline)) return error;
   SocketStream::ReceivedFd memory = socket.takeFd();
-  const Digest due = proofOf(secret, "memory", rank, question.nonce);
+  const Digest due = proofOf(key, socket_name, question, answer);
   if (!transport::sameDigest(answer.proof, due) || !memory.fd.valid())
     return Error(ErrorCode::kAuthFailed,
                  "the process that listens at the group's socket is not its rank 0");
-  return GivenMemory{answer.magic, std::move(memory.fd)};
+  return GivenMemory{answer.magic, answer.layout, std::move(memory.fd)};
 }
 
 }  // namespace weft::collectives::shm

@@ -51,6 +51,16 @@ struct Layout {
     return layout;
   }
 
+  bool operator==(const Layout&) const = default;
+
+  // Whether it is one that of() makes for so many ranks, with numbers that do not overflow. Another
+  // process may say anything.
+  bool fits(int size) const {
+    constexpr std::size_t kMost = std::size_t{1} << 30;
+    return buffer_bytes <= kMost && small_bytes <= kMost && heap_bytes <= kMostHeap &&
+           *this == of(size, buffer_bytes, small_bytes, heap_bytes);
+  }
+
   std::size_t control(int rank) const {
     return kPage + static_cast<std::size_t>(rank) * control_bytes;
   }

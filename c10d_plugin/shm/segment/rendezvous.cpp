@@ -6,18 +6,15 @@
 #include <array>
 #include <cerrno>
 #include <numeric>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "c10d_plugin/core/ranks_text.h"
 #include "c10d_plugin/shm/segment/handover.h"
-#include "c10d_plugin/shm/segment/invitation.h"
-#include "c10d_plugin/store/record.h"
+#include "c10d_plugin/store/all_gather.h"
 #include "transport/auth/auth_key.h"
 #include "transport/auth/digest.h"
-#include "transport/base/check.h"
 #include "transport/base/interruption.h"
 #include "transport/base/os/secure_random.h"
 #include "transport/base/os/system_error.h"
@@ -37,34 +34,20 @@ constexpr milliseconds kPerGuest{1000};
 
 std::string failedKey(int rank) { return "shm-failed/" + std::to_string(rank); }
 
-// Of the whole invitation: who can change it on its way through the Store, and has no key, gains
-// nothing but that the ranks do not meet.
-Result<AuthKey> secretFrom(const AuthKey& key, const Invitation& invitation) {
-  WEFT_CHECK(key.valid(), "no endpoint opens without the group's key");
-  const std::string text = "weft shared memory " + invitation.toText();
-  return AuthKey::fromHex(
-      transport::toHex(transport::hmacSha256(key, std::as_bytes(std::span(text)))));
-}
-
 // --- rank 0 ---
 
 struct Hosting {
   std::shared_ptr<Segment> segment;
+  std::string name;  // of the socket
   UniqueFd listener;
-  Invitation invitation;
-  AuthKey secret;
 };
 
-Result<Hosting> prepare(const Layout& layout, const AuthKey& key) {
+Result<Hosting> prepare(const Layout& layout) {
   Hosting hosting;
   std::array<std::uint8_t, 12> name{};
   if (Error error = transport::fillRandom(name)) return error;
-  hosting.invitation = {"weft-group-" + transport::toHex(name), layout.buffer_bytes,
-                        layout.small_bytes, layout.heap_bytes};
-  const Result<AuthKey> secret = secretFrom(key, hosting.invitation);
-  if (!secret.ok()) return secret.error();
-  hosting.secret = secret.value();
-  Result<transport::BoundSocket> bound = transport::listenUnix(hosting.invitation.socket);
+  hosting.name = "weft-group-" + transport::toHex(name);
+  Result<transport::BoundSocket> bound = transport::listenUnix(hosting.name);
   if (!bound.ok()) return bound.error();
   hosting.listener = std::move(bound.value().fd);
   Result<std::shared_ptr<Segment>> segment = Segment::create(layout);
@@ -85,7 +68,7 @@ Error findFailure(KeyValue& store, const std::vector<int>& missing) {
   return Error::ok();
 }
 
-Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
+Error serveAll(const Hosting& hosting, const AuthKey& key, KeyValue& store, Deadline deadline) {
   std::vector<int> missing(static_cast<std::size_t>(hosting.segment->layout().ranks) - 1);
   std::iota(missing.begin(), missing.end(), 1);
   std::string last_problem;
@@ -106,7 +89,7 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
     UniqueFd guest(
         ::accept4(hosting.listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!guest.valid()) continue;
-    const Result<int> rank = giveMemory(std::move(guest), *hosting.segment, hosting.secret,
+    const Result<int> rank = giveMemory(std::move(guest), *hosting.segment, key, hosting.name,
                                         std::min(deadline, Clock::now() + kPerGuest));
     if (rank.ok()) {
       std::erase(missing, rank.value());
@@ -120,6 +103,8 @@ Error serveAll(const Hosting& hosting, KeyValue& store, Deadline deadline) {
 }
 
 // --- the other ranks ---
+
+Error malformed() { return {ErrorCode::kProtocol, "malformed rendezvous message from rank 0"}; }
 
 Result<UniqueFd> dial(const std::string& name, Deadline deadline) {
   for (;;) {
@@ -137,18 +122,17 @@ Result<UniqueFd> dial(const std::string& name, Deadline deadline) {
 }
 
 // Authenticates this rank, takes the memory and maps it.
-Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, const AuthKey& key, int rank,
+Result<std::shared_ptr<Segment>> fetch(const std::string& socket_name, const AuthKey& key, int rank,
                                        int size, Deadline deadline) {
-  const Result<AuthKey> secret = secretFrom(key, invitation);
-  if (!secret.ok()) return secret.error();
-  Result<UniqueFd> dialled = dial(invitation.socket, deadline);
+  Result<UniqueFd> dialled = dial(socket_name, deadline);
   if (!dialled.ok()) return dialled.error();
   Result<GivenMemory> memory =
-      takeMemory(std::move(dialled).value(), secret.value(), rank, deadline);
+      takeMemory(std::move(dialled).value(), key, socket_name, rank, deadline);
   if (!memory.ok()) return memory.error();
-  Result<std::shared_ptr<Segment>> segment = Segment::open(
-      Layout::of(size, invitation.buffer_bytes, invitation.small_bytes, invitation.heap_bytes),
-      memory.value().magic, std::move(memory.value().fd));
+  const Layout& layout = memory.value().layout;
+  if (!layout.fits(size)) return malformed();
+  Result<std::shared_ptr<Segment>> segment =
+      Segment::open(layout, memory.value().magic, std::move(memory.value().fd));
   if (!segment.ok()) return segment;
   if (Error error = segment.value()->enter(rank)) {
     segment.value()->fail(error);
@@ -161,14 +145,14 @@ Result<std::shared_ptr<Segment>> fetch(const Invitation& invitation, const AuthK
 
 Result<std::shared_ptr<Segment>> host(const Layout& layout, const AuthKey& key, KeyValue& store,
                                       Deadline deadline) {
-  Result<Hosting> hosting = prepare(layout, key);
+  Result<Hosting> hosting = prepare(layout);
   if (!hosting.ok()) {
     // If this fails too, the others end at their deadline.
-    static_cast<void>(store.set("shm", Record().set("error", hosting.error().text()).toText()));
+    static_cast<void>(store.set("shm", joinTexts({"", hosting.error().text()})));
     return hosting.error();
   }
-  if (Error error = store.set("shm", hosting.value().invitation.toText())) return error;
-  if (Error error = serveAll(hosting.value(), store, deadline)) {
+  if (Error error = store.set("shm", joinTexts({hosting.value().name, ""}))) return error;
+  if (Error error = serveAll(hosting.value(), key, store, deadline)) {
     hosting.value().segment->fail(error);
     return error;
   }
@@ -179,39 +163,14 @@ Result<std::shared_ptr<Segment>> attach(const AuthKey& key, KeyValue& store, int
                                         Deadline deadline) {
   Result<std::string> text = store.get("shm", deadline);
   if (!text.ok()) return text.error();
-  Result<Invitation> invitation = Invitation::fromText(text.value());
-  if (!invitation.ok()) return invitation.error();
-  Result<std::shared_ptr<Segment>> segment = fetch(invitation.value(), key, rank, size, deadline);
+  const auto said = splitTexts(text.value());
+  if (!said || said->size() != 2) return malformed();
+  if (const std::string& why = (*said)[1]; !why.empty())
+    return Error(ErrorCode::kSystem, "rank 0 could not make shared memory: " + why);
+  Result<std::shared_ptr<Segment>> segment = fetch((*said)[0], key, rank, size, deadline);
   // Otherwise rank 0 would wait for this rank until its deadline.
   if (!segment.ok()) static_cast<void>(store.set(failedKey(rank), segment.error().text()));
   return segment;
-}
-
-Error awaitAll(Segment& segment, int rank, Deadline deadline) {
-  for (int other = 0; other < segment.layout().ranks; ++other) {
-    Word& presence = segment.control(other).presence;
-    while (segment.presence(other) == Presence::kNotYet) {
-      if (segment.failed()) return segment.failure();
-      const auto now = Clock::now();
-      const bool rank_0_died = segment.died(0);
-      if (rank_0_died || now >= deadline) {
-        segment.fail(rank_0_died
-                         ? Error(ErrorCode::kPeerLost, "rank 0 died while the group was made")
-                         : Error(ErrorCode::kTimeout, "Timed out: rank " + std::to_string(other) +
-                                                          " did not join the group; rank " +
-                                                          std::to_string(rank) + " waited for it"));
-        return segment.failure();
-      }
-      if (transport::interrupted()) {
-        Error own(ErrorCode::kInterrupted, interruptedText(rank, "the group was made"));
-        segment.fail(own);
-        return own;
-      }
-      sleepOn(presence, static_cast<std::uint32_t>(Presence::kNotYet),
-              std::min<std::chrono::nanoseconds>(kPoll, deadline - now));
-    }
-  }
-  return Error::ok();
 }
 
 }  // namespace weft::collectives::shm

@@ -1,9 +1,9 @@
 // Rendezvous: how the memory that rank 0 made comes to the other ranks.
 //
-//   store        "shm" = a Record: socket, buffer_bytes, small_bytes, heap_bytes; or error
-//   secret       HMAC-SHA-256(the group's key, a label and the Record)
-//   rank r -> 0  rank, nonce, HMAC-SHA-256(secret, "member" rank nonce)
-//   rank 0 -> r  magic, HMAC-SHA-256(secret, "memory" rank nonce), and the memfd beside it
+//   store        "shm" = the socket's name; or why rank 0 has none (joinTexts)
+//   rank r -> 0  rank, nonce, HMAC-SHA-256(the group's key, "member" name rank nonce)
+//   rank 0 -> r  magic, layout, HMAC-SHA-256(the group's key, "memory" name rank nonce magic
+//                layout), and the memfd beside it
 //
 // Both sides also ask the kernel for the other's user (SO_PEERCRED) and refuse another user. Rank 0
 // serves one connection at a time, for a second at most.
@@ -21,14 +21,11 @@
 
 namespace weft::collectives::shm {
 
-// Rank 0's part, and the others'. On success the segment is mapped, and enter()ed. `key`: the
-// group's.
+// Rank 0's part, and the others'. On success the segment is mapped, and enter()ed. Rank 0 waits
+// for the others; they do not wait for each other. `key`: the group's.
 Result<std::shared_ptr<Segment>> host(const Layout& layout, const transport::AuthKey& key,
                                       KeyValue& store, Deadline deadline);
 Result<std::shared_ptr<Segment>> attach(const transport::AuthKey& key, KeyValue& store, int rank,
                                         int size, Deadline deadline);
-
-// Waits until all ranks have entered.
-Error awaitAll(Segment& segment, int rank, Deadline deadline);
 
 }  // namespace weft::collectives::shm

@@ -139,7 +139,6 @@ Error Segment::enter(int rank) {
   Control& own = control(rank);
   own.process = token.value();
   own.presence.store(static_cast<std::uint32_t>(Presence::kHere), std::memory_order_seq_cst);
-  wakeAll(own.presence);
   return Error::ok();
 }
 
@@ -147,7 +146,6 @@ void Segment::leave(int rank) noexcept {
   if (!fork_guard_.inOwnProcess()) return;
   Control& own = control(rank);
   own.presence.store(static_cast<std::uint32_t>(Presence::kLeft), std::memory_order_seq_cst);
-  wakeAll(own.presence);
   wakeAll(own.progress);
 }
 

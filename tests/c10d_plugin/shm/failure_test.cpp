@@ -2,12 +2,17 @@
 // is bounded, and no rank that lives may hang.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
-#include "c10d_plugin/store/record.h"
+#include "c10d_plugin/shm/segment/handover.h"
+#include "c10d_plugin/store/all_gather.h"
 #include "tests/c10d_plugin/shm/exercise.h"
 
 #include "tests/support/waiting.h"
@@ -104,7 +109,9 @@ TEST(Failures, ARankMayDieAtAnyMoment) {
       children.start([&, rank] {
         FolderStore store(folder.path());
         auto joined = ShmCollectives::join({}, groupKey(), store, rank, 3, in(seconds(3)));
-        if (!joined.ok()) return 0;
+        const auto problem = firstProblem(store, "joined", joined.ok() ? Error() : joined.error(),
+                                          rank, {0, 1, 2}, in(seconds(3)));
+        if (!problem.ok() || !problem.value().empty()) return 0;
         std::vector<std::byte> data(3 << 20);
         for (std::uint64_t sequence = 0;; ++sequence) {
           const Call call{in(seconds(30)), sequence, Element::kFloat32, Reduction::kSum};
@@ -312,18 +319,9 @@ TEST(Failures, DifferencesAreNamedAndHarmNothing) {
 // --- How a group comes to be, or not.
 
 // What rank 0 publishes at "shm".
-std::string invitation(const std::string& socket) {
-  return Record()
-      .set("socket", socket)
-      .set("buffer_bytes", 4096)
-      .set("small_bytes", 4096)
-      .set("heap_bytes", 0)
-      .toText();
-}
+std::string invitation(const std::string& socket) { return joinTexts({socket, ""}); }
 
-std::string socketIn(const std::string& published) {
-  return Record::fromText(published).value_or(Record()).text("socket");
-}
+std::string socketIn(const std::string& published) { return splitTexts(published).value().at(0); }
 
 TEST(Joining, NamesARankThatDoesNotCome) {
   const TemporaryFolder folder;
@@ -376,7 +374,7 @@ TEST(Joining, TheKeyIsNeeded) {
     auto joined = ShmCollectives::join({}, groupKey(), store, 0, 2, in(seconds(2)));
     return joined.ok()
                ? 1
-               : static_cast<int>(!contains(joined.error().text(), "without the group's secret"));
+               : static_cast<int>(!contains(joined.error().text(), "without the group's key"));
   });
   FolderStore store(folder.path());
   const auto published = store.get("shm", in(seconds(10)));
@@ -385,8 +383,7 @@ TEST(Joining, TheKeyIsNeeded) {
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
 }
 
-// Whoever reads the store knows the socket's name and the sizes, and nothing else; who writes to it
-// cannot change the sizes for one rank.
+// Whoever reads the store knows the socket's name, and nothing else.
 TEST(Joining, NoSecretIsPublished) {
   const TemporaryFolder folder;
   Children children;
@@ -398,19 +395,89 @@ TEST(Joining, NoSecretIsPublished) {
   FolderStore store(folder.path());
   const auto published = store.get("shm", in(seconds(10)));
   ASSERT_TRUE(published.ok());
-  const Record said = Record::fromText(published.value()).value_or(Record());
-  EXPECT_EQ(published.value(), Record()
-                                   .set("socket", said.text("socket"))
-                                   .set("buffer_bytes", said.text("buffer_bytes"))
-                                   .set("small_bytes", said.text("small_bytes"))
-                                   .set("heap_bytes", said.text("heap_bytes"))
-                                   .toText());
+  EXPECT_EQ(published.value(), invitation(socketIn(published.value())));
   EXPECT_FALSE(joinsWith(groupKey('d'), published.value()));
-  Record changed = said;
-  changed.set("small_bytes", said.number("small_bytes").value_or(0) + 4096);
-  EXPECT_FALSE(joinsWith(groupKey(), changed.toText()));
   EXPECT_TRUE(joinsWith(groupKey(), published.value()));
   EXPECT_EQ(children.wait(0, seconds(30)), 0);
+}
+
+TEST(Joining, WhyRankZeroHasNoMemoryIsToldToAll) {
+  const TemporaryFolder folder;
+  FolderStore store(folder.path());
+  ASSERT_FALSE(store.set("shm", joinTexts({"", "no room"})));
+  auto joined = ShmCollectives::join({}, groupKey(), store, 1, 2, in(seconds(10)));
+  ASSERT_FALSE(joined.ok());
+  EXPECT_EQ(joined.error().text(), "rank 0 could not make shared memory: no room");
+  for (const char* const nonsense : {"", "weft-group-nobody", "4:name", "1:a1:b1:c"}) {
+    ASSERT_FALSE(store.set("shm", nonsense));
+    joined = ShmCollectives::join({}, groupKey(), store, 1, 2, in(seconds(10)));
+    ASSERT_FALSE(joined.ok());
+    EXPECT_EQ(joined.error().code(), ErrorCode::kProtocol) << nonsense;
+  }
+}
+
+constexpr const char* kSocketName = "weft-group-test";
+
+// What rank 1 takes where somebody between it and rank 0, who heard another name of the socket or
+// changes the byte `changed` of rank 0's answer, passes all on.
+Result<shm::GivenMemory> takeThrough(const std::string& heard, std::size_t changed) {
+  auto segment = shm::Segment::create(shm::Layout::of(2, 4096, 4096, 0));
+  if (!segment.ok()) return segment.error();
+  std::array<int, 2> near{}, far{};
+  for (auto* const pair : {&near, &far})
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair->data()), 0);
+  std::thread host([&] {
+    static_cast<void>(shm::giveMemory(transport::UniqueFd(far[0]), *segment.value(), groupKey(),
+                                      kSocketName, in(seconds(10))));
+  });
+  std::thread between([&] {
+    std::array<char, 512> bytes{};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> fd{};
+    for (auto [from, to] : {std::pair(near[1], far[1]), std::pair(far[1], near[1])}) {
+      iovec part{bytes.data(), bytes.size()};
+      msghdr message{nullptr, 0, &part, 1, fd.data(), fd.size(), 0};
+      static_cast<void>(shm::awaitReadable(from, in(seconds(10))));
+      const ssize_t got = ::recvmsg(from, &message, 0);
+      if (got <= 0) break;
+      if (from == far[1] && changed < static_cast<std::size_t>(got)) bytes[changed] ^= 16;
+      part.iov_len = static_cast<std::size_t>(got);
+      EXPECT_EQ(::sendmsg(to, &message, MSG_NOSIGNAL), got);
+    }
+    ::close(near[1]);
+    ::close(far[1]);
+  });
+  auto taken = shm::takeMemory(transport::UniqueFd(near[0]), groupKey(), heard, 1, in(seconds(10)));
+  host.join();
+  between.join();
+  return taken;
+}
+
+TEST(Joining, NobodyBetweenTheRanksChangesWhatTheySay) {
+  constexpr std::size_t kNone = ~std::size_t{0};
+  const auto taken = takeThrough(kSocketName, kNone);
+  ASSERT_TRUE(taken.ok()) << taken.error().text();
+  EXPECT_EQ(taken.value().layout, shm::Layout::of(2, 4096, 4096, 0));
+  EXPECT_FALSE(takeThrough("weft-group-another", kNone).ok());
+  // The magic, the layout's numbers, the proof.
+  for (const std::size_t changed : {0, 16, 24, 32, 40, 48, 56}) {
+    const auto refused = takeThrough(kSocketName, changed);
+    ASSERT_FALSE(refused.ok()) << changed;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kAuthFailed) << changed;
+  }
+}
+
+TEST(Joining, ALayoutThatNoGroupHasIsRefused) {
+  const shm::Layout good = shm::Layout::of(2, 4096, 4096, 0);
+  EXPECT_TRUE(good.fits(2));
+  EXPECT_FALSE(good.fits(3));
+  for (auto shm::Layout::*number : {&shm::Layout::small_bytes, &shm::Layout::buffer_bytes,
+                                    &shm::Layout::control_bytes, &shm::Layout::heap_bytes}) {
+    for (const std::size_t value : {std::size_t{1}, std::size_t{1} << 40, ~std::size_t{0} << 21}) {
+      shm::Layout bad = good;
+      bad.*number = value;
+      EXPECT_FALSE(bad.fits(2)) << value;
+    }
+  }
 }
 
 TEST(Joining, MemoryThatIsNotSealedIsRefused) {
