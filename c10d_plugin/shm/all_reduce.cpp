@@ -43,11 +43,10 @@ Error allReduceAsPair(Context& context, Bytes data) {
   if (Error error = meetWithData(context, data, [&] { write(0); })) return error;
   if (context.direct().all()) return reduceDirect(context, data, kEverywhere);
   const int own = context.rank();
-  const std::size_t pieces = piecesOf(data.size(), slot);
+  const std::size_t pieces = piecesOf(data.size(), slot.piece);
   for (std::size_t next = 1;; ++next) {
     if (next < pieces) write(next);
-    const std::size_t begin = (next - 1) * slot.piece;
-    const Bytes piece = data.subspan(begin, std::min(slot.piece, data.size() - begin));
+    const Bytes piece = pieceOf(data, next - 1, slot.piece);
     const std::byte* const other = writtenBy(context, 1 - own, slot, 0);
     context.scratch().inputs.assign(
         {own == 0 ? piece.data() : other, own == 0 ? other : piece.data()});

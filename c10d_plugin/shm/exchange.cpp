@@ -16,12 +16,8 @@ BufferSlot slotFor(const Context& context, std::size_t largest_part, int parts) 
   return {false, layout.buffer_bytes / count / kCacheLine * kCacheLine};
 }
 
-std::size_t piecesOf(std::size_t bytes, const BufferSlot& slot) {
-  return bytes == 0 ? 0 : (bytes + slot.piece - 1) / slot.piece;
-}
-
 std::size_t piecesFrom(Context& context, int rank, std::size_t bytes, const BufferSlot& slot) {
-  if (!context.direct().isFrom(rank)) return piecesOf(bytes, slot);
+  if (!context.direct().isFrom(rank)) return piecesOf(bytes, slot.piece);
   return bytes == 0 ? 0 : 1;  // offered data are one piece
 }
 
@@ -31,11 +27,8 @@ void writePiece(const Context& context, std::span<const ConstBytes> parts, const
   std::byte* to = slot.small ? segment.small(context.rank(), context.step())
                              : segment.buffer(context.rank(), context.step());
   for (const ConstBytes& part : parts) {
-    const std::size_t begin = number * slot.piece;
-    if (begin < part.size()) {
-      const std::size_t bytes = std::min(slot.piece, part.size() - begin);
-      transport::fastMemcpy(to, part.data() + begin, bytes);
-    }
+    const ConstBytes piece = pieceOf(part, number, slot.piece);
+    if (!piece.empty()) transport::fastMemcpy(to, piece.data(), piece.size());
     to += slot.piece;
   }
 }
@@ -56,10 +49,9 @@ Error readPiece(Context& context, int rank, const BufferSlot& slot, int index, s
     std::memcpy(out.data(), from.value(), out.size());
     return Error::ok();
   }
-  const std::size_t begin = number * slot.piece;
-  if (begin >= out.size()) return Error::ok();
-  const std::size_t bytes = std::min(slot.piece, out.size() - begin);
-  std::memcpy(out.data() + begin, writtenBy(context, rank, slot, index), bytes);
+  const Bytes piece = pieceOf(out, number, slot.piece);
+  if (!piece.empty())
+    std::memcpy(piece.data(), writtenBy(context, rank, slot, index), piece.size());
   return Error::ok();
 }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <span>
 
+#include "c10d_plugin/core/pieces.h"
 #include "c10d_plugin/shm/context.h"
 
 namespace weft::collectives::shm {
@@ -23,7 +24,6 @@ struct BufferSlot {
 
 // The slot for so many parts, of which the largest has so many bytes.
 BufferSlot slotFor(const Context& context, std::size_t largest_part, int parts);
-std::size_t piecesOf(std::size_t bytes, const BufferSlot& slot);
 // The number of pieces of what `rank` has for others.
 std::size_t piecesFrom(Context& context, int rank, std::size_t bytes, const BufferSlot& slot);
 

@@ -30,7 +30,7 @@ class BlockReduction {
         root_(root),
         rank_(context.rank()) {
     const std::size_t room = segment_.layout().buffer_bytes;
-    blocks_ = (data.size() + room - 1) / room;
+    blocks_ = piecesOf(data.size(), room);
     block_bytes_ = roundUp((data.size() + blocks_ - 1) / blocks_, kCacheLine);
   }
 
@@ -47,10 +47,7 @@ class BlockReduction {
   }
 
  private:
-  Bytes block(std::size_t number) const {
-    const std::size_t begin = std::min(number * block_bytes_, data_.size());
-    return data_.subspan(begin, std::min(block_bytes_, data_.size() - begin));
-  }
+  Bytes block(std::size_t number) const { return pieceOf(data_, number, block_bytes_); }
   Bytes part(Bytes block, int rank) const { return partOf(block, rank, context_.size()); }
   static std::size_t offsetIn(Bytes block, Bytes part) {
     return static_cast<std::size_t>(part.data() - block.data());

@@ -54,7 +54,7 @@ Error ShmCollectives::reduceScatter(const Call& call, std::span<const ConstBytes
       [&] {
         // Nothing is laid out: then it goes in one piece.
         if (context.direct().all()) slot.piece = std::max<std::size_t>(largest(in), 1);
-        return piecesOf(largest(in), slot);
+        return piecesOf(largest(in), slot.piece);
       },
       [&](std::size_t piece) -> Error {
         if (piece == 0) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "c10d_plugin/core/pieces.h"
 #include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/shm/context.h"
 
@@ -20,8 +21,7 @@ inline bool wantsResult(const Context& context, int root) {
 inline Bytes partOf(Bytes block, int rank, int size) {
   const auto ranks = static_cast<std::size_t>(size);
   const std::size_t part = roundUp((block.size() + ranks - 1) / ranks, kCacheLine);
-  const std::size_t begin = std::min(static_cast<std::size_t>(rank) * part, block.size());
-  return block.subspan(begin, std::min(part, block.size() - begin));
+  return pieceOf(block, static_cast<std::size_t>(rank), part);
 }
 
 // Reduces the scratch inputs, in order of rank, so that all ranks get the same bits.

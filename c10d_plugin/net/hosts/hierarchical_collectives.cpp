@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "c10d_plugin/core/pieces.h"
 #include "c10d_plugin/core/reduce_kernels.h"
 
 namespace weft::collectives {
@@ -32,10 +33,8 @@ bool needsAllRanks(const Call& call) {
 std::vector<Bytes> cut(Bytes data, std::size_t element, std::size_t sharers, std::size_t ranks) {
   const std::size_t each = (data.size() / element + sharers - 1) / sharers * element;
   std::vector<Bytes> shares;
-  for (std::size_t i = 0; i < ranks; ++i) {
-    const std::size_t from = std::min(i * each, data.size());
-    shares.push_back(data.subspan(from, std::min(each, data.size() - from)));
-  }
+  for (std::size_t i = 0; i < ranks; ++i)
+    shares.push_back(pieceOf(data, i, each));
   return shares;
 }
 

@@ -4,8 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "c10d_plugin/core/pieces.h"
 #include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/net/messages/pieces.h"
 
 namespace weft::collectives {
 namespace {

@@ -3,9 +3,9 @@
 #include <array>
 #include <functional>
 
+#include "c10d_plugin/core/pieces.h"
 #include "c10d_plugin/core/reduce_kernels.h"
 #include "c10d_plugin/net/messages/message_collectives.h"
-#include "c10d_plugin/net/messages/pieces.h"
 
 namespace weft::collectives {
 namespace {

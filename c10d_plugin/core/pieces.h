@@ -12,8 +12,9 @@ inline constexpr std::size_t kPiece = std::size_t{256} << 10;
 // each take microseconds; but forwarding and reducing overlap with receiving in pieces only.
 inline constexpr std::size_t kLargePiece = std::size_t{2} << 20;
 
+// Of no bytes there are none, whatever the piece.
 inline std::size_t piecesOf(std::size_t bytes, std::size_t piece) {
-  return (bytes + piece - 1) / piece;
+  return bytes == 0 ? 0 : (bytes - 1) / piece + 1;
 }
 
 // Empty behind the end.
