@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "c10d_plugin/core/ranks_text.h"
-#include "c10d_plugin/core/solo_collectives.h"
 #include "c10d_plugin/net/hosts/gloo_loader.h"
 #include "c10d_plugin/net/hosts/hierarchical_collectives.h"
 #include "c10d_plugin/net/hosts/host_layout.h"
@@ -56,7 +55,8 @@ Made between(const std::shared_ptr<EndpointMailbox>& mailbox, const std::vector<
 
 Result<MadeCollectives> makeCollectives(const std::shared_ptr<EndpointMailbox>& mailbox,
                                         KeyValue& store, Deadline deadline) {
-  if (mailbox->size() == 1) return MadeCollectives{makeSoloCollectives(), "alone"};
+  if (mailbox->size() == 1)
+    return MadeCollectives{std::make_unique<MessageCollectives>(mailbox), "alone"};
   const std::vector<int> all = allRanks(mailbox->size());
   // A rank that shares no memory counts as a host of its own.
   const HostLayout layout = HostLayout::of(mailbox->sharing(), mailbox->rank());

@@ -94,6 +94,8 @@ bool MailReceiver::cancel(Mailbox::Ticket ticket) {
 }
 
 Error MailReceiver::reached(const Mailbox::OpStage& stage) {
+  // In a group of one no message says so.
+  if (state_.size() == 1 && state_.phase != MailboxState::Phase::kOpen) return state_.reason;
   const std::lock_guard<std::mutex> lock(state_.mutex);
   state_.progress.note(stage);
   const UnexpectedMessage* const unwanted = matcher_.findUnexpected(

@@ -66,6 +66,7 @@ Error MessageCollectives::reduce(const Call& call, Bytes data, int root) {
 Error MessageCollectives::reduceTo(const Call& call, Bytes data, int root,
                                    const OpFingerprint& what) {
   if (Error error = checkReducible(what, data.size())) return error;
+  if (size() == 1) return begin(call, what).finish();
   const bool small = data.size() * static_cast<std::size_t>(size() - 1) <= kAtOnceBytes;
   return small ? reduceAtOnce(call, data, root, what) : reduceInShares(call, data, root, what);
 }
@@ -145,6 +146,10 @@ Error MessageCollectives::reduceScatter(const Call& call, std::span<const ConstB
     return {
         ErrorCode::kInvalidArgument,
         "reduce_scatter: one input for each rank is needed, the own one as large as the output"};
+  }
+  if (size() == 1) {
+    copyOwn(in[0], out);
+    return begin(call, what).finish();
   }
   const std::size_t piece =
       std::min(sharePiece(members_.size()), std::max<std::size_t>(1, largest));

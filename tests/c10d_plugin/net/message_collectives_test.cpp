@@ -225,6 +225,32 @@ TEST(MessageCollectives, ADeadRankIsNamedOnAll) {
   }
 }
 
+// No message can fail there.
+TEST(MessageCollectives, AbortEndsAGroupOfOne) {
+  runRanks(1, [](int rank, KeyValue& store) {
+    const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 1, store);
+    MessageCollectives collectives(box);
+    std::array<float, 2> in{1, 2}, out{};
+    const ConstBytes part = std::as_bytes(std::span(in));
+    const Bytes into = std::as_writable_bytes(std::span(out));
+    Call call{soon(), 0, Element::kFloat32, Reduction::kSum};
+    EXPECT_FALSE(collectives.reduceScatter(call, std::span(&part, 1), into));
+    EXPECT_EQ(out, in);
+    collectives.abort({ErrorCode::kShutdown, "aborted by hand"});
+    for (const Error& error :
+         {collectives.barrier(call), collectives.broadcast(call, into, 0),
+          collectives.allReduce(call, into), collectives.reduce(call, into, 0),
+          collectives.allGather(call, part, std::span(&into, 1)),
+          collectives.gather(call, part, std::span(&into, 1), 0),
+          collectives.scatter(call, std::span(&part, 1), into, 0),
+          collectives.reduceScatter(call, std::span(&part, 1), into),
+          collectives.allToAll(call, std::span(&part, 1), std::span(&into, 1))}) {
+      EXPECT_EQ(error.code(), ErrorCode::kShutdown);
+      EXPECT_EQ(error.text(), "aborted by hand");
+    }
+  });
+}
+
 TEST(MessageCollectives, AbortFreesThoseWhoWait) {
   runRanks(3, [](int rank, KeyValue& store) {
     const std::shared_ptr<EndpointMailbox> box = joinAs(rank, 3, store);
