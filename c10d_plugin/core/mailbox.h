@@ -8,6 +8,7 @@
 //
 // Threads: any thread may call any member. Completions are called on the transport's loop thread
 // or on the calling thread, never with a lock held, exactly once; they must not block.
+// Ranks are those of the group, or kAnyRank where a receive takes any: the caller has checked them.
 // Failure: a lost peer fails the receives that only it could answer, with its rank and reason; a
 // receive from anyone fails when any peer is lost. After abort() all fails with that reason.
 #pragma once

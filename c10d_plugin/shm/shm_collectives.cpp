@@ -33,11 +33,8 @@ Result<std::unique_ptr<Collectives>> ShmCollectives::join(const ShmOptions& opti
                                                           const transport::AuthKey& key,
                                                           KeyValue& store, int rank, int size,
                                                           Deadline deadline) {
-  if (size < 1 || size > shm::kMaxRanks || rank < 0 || rank >= size) {
-    return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) + " of " +
-                                                  std::to_string(size) +
-                                                  " cannot share memory with the others");
-  }
+  if (size > shm::kMaxRanks)
+    return transport::invalidArgument(std::to_string(size) + " ranks cannot share memory");
   Result<std::shared_ptr<Segment>> segment =
       rank == 0 ? shm::host(layoutFor(options, size), key, store, deadline)
                 : shm::attach(key, store, rank, size, deadline);

@@ -30,11 +30,6 @@ Error asLoss(const Error& reason) {
 
 Result<std::unique_ptr<EndpointMailbox>> EndpointMailbox::join(const MailboxOptions& options,
                                                                KeyValue& store, Deadline deadline) {
-  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
-    return Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(options.rank) +
-                                                  " is out of range for a process group of size " +
-                                                  std::to_string(options.size));
-  }
   std::unique_ptr<EndpointMailbox> mailbox(new EndpointMailbox(options.rank, options.size));
   if (Error error = mailbox->open(options, store, deadline)) return error;
   return mailbox;
@@ -80,10 +75,6 @@ transport::EndpointStats EndpointMailbox::stats() const {
 
 Mailbox::Ticket EndpointMailbox::send(int to, Tag tag, OwnedBuffer data, OnSent done,
                                       const Label& label) {
-  if (Error error = state_.checkRank(to, "send to")) {
-    done(error);
-    return 0;
-  }
   return sender_.send(to, tag, std::move(data), std::move(done), label);
 }
 
@@ -105,8 +96,7 @@ std::vector<int> EndpointMailbox::awaited() const {
 
 // On the loop thread, which is not in the middle of a message then.
 void EndpointMailbox::giveUp(int rank, Error why) {
-  if (state_.endpoint == nullptr || rank == state_.rank || state_.checkRank(rank, "give up"))
-    return;
+  if (state_.endpoint == nullptr || rank == state_.rank) return;
   state_.endpoint->runAfter(std::chrono::milliseconds(0), [this, rank, why = std::move(why)] {
     state_.endpoint->losePeer(rank, why);
   });

@@ -20,8 +20,7 @@ Mailbox::Ticket MailReceiver::receive(int from, Tag tag, OwnedBuffer into, Mailb
   std::unique_lock<std::mutex> lock(state_.mutex);
   PostedReceive receive{++state_.tickets, from, tag, label, std::move(into), std::move(done)};
   const Mailbox::Ticket ticket = receive.ticket;
-  Error error = from == kAnyRank ? Error::ok() : state_.checkRank(from, "receive from");
-  if (!error && state_.phase != MailboxState::Phase::kOpen) error = state_.reason;
+  Error error = state_.phase == MailboxState::Phase::kOpen ? Error::ok() : state_.reason;
   if (!error) {
     if (std::shared_ptr<UnexpectedMessage> message = matcher_.take(from, tag)) {
       take(std::move(message), std::move(receive), lock);
@@ -94,9 +93,9 @@ bool MailReceiver::cancel(Mailbox::Ticket ticket) {
 }
 
 Error MailReceiver::reached(const Mailbox::OpStage& stage) {
+  const std::lock_guard<std::mutex> lock(state_.mutex);
   // In a group of one no message says so.
   if (state_.size() == 1 && state_.phase != MailboxState::Phase::kOpen) return state_.reason;
-  const std::lock_guard<std::mutex> lock(state_.mutex);
   state_.progress.note(stage);
   const UnexpectedMessage* const unwanted = matcher_.findUnexpected(
       OpProgress::lowest(stage.last), stage.last, [&](const UnexpectedMessage& message) {

@@ -21,13 +21,6 @@ SendRequest::~SendRequest() {
   if (done) done(error);
 }
 
-Error MailboxState::checkRank(int peer, const char* what) const {
-  if (peer >= 0 && peer < size()) return Error::ok();
-  return {ErrorCode::kInvalidArgument,
-          std::string("cannot ") + what + " rank " + std::to_string(peer) +
-              ": ranks of this group go from 0 to " + std::to_string(size() - 1)};
-}
-
 Error MailboxState::whyNotFrom(int from) const {
   using Presence = MailboxPeer::Presence;
   if (from != kAnyRank)

@@ -82,8 +82,6 @@ struct MailboxState {
   MailboxPeer& peer(int other) { return peers[static_cast<std::size_t>(other)]; }
   const MailboxPeer& peer(int other) const { return peers[static_cast<std::size_t>(other)]; }
 
-  // kInvalidArgument unless `peer` is a rank of the group. `what`: "send to", …
-  transport::Error checkRank(int peer, const char* what) const;
   // Why no message can come from this rank any more, or from any rank. With the lock.
   transport::Error whyNotFrom(int from) const;
   // Sends a message without bytes, or takes it at once where it is this rank's own. Its failure is

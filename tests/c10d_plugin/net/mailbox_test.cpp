@@ -396,17 +396,6 @@ TEST_P(OwnMessages, FailWithTheGroup) {
   });
 }
 
-TEST(Mailbox, RefusesRanksThatAreNotInTheGroup) {
-  runRanks(1, [](int rank, KeyValue& store) {
-    const auto box = joinAs(rank, 1, store);
-    for (const int other : {1, -3}) {
-      EXPECT_EQ(await(sending(*box, other, 2, bufferOf(1))).code(), ErrorCode::kInvalidArgument);
-      EXPECT_EQ(await(receiving(*box, other, 2, bufferOf(1))).error.code(),
-                ErrorCode::kInvalidArgument);
-    }
-  });
-}
-
 TEST(Mailbox, SaysWhoDidNotCome) {
   runRanks(1, [](int, KeyValue& store) {
     MailboxOptions options;
