@@ -1,69 +1,45 @@
 #include "c10d_plugin/p2p/callback_threads.h"
 
+#include <pthread.h>
+
 #include <atomic>
-#include <condition_variable>
-#include <cstddef>
-#include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 
-#include "transport/base/fork_guard.h"
+#include "transport/base/deadline.h"
 #include "transport/base/thrown.h"
 
 namespace weft::process_group {
 
 namespace {
 
-class Running {
- public:
-  // This process's. Never freed: its threads may outlive all else.
-  static Running& get() {
-    static std::atomic<Running*> current{nullptr};
-    Running* found = current.load(std::memory_order_acquire);
-    while (found == nullptr || !found->process_.inOwnProcess()) {
-      auto fresh = std::make_unique<Running>();
-      if (current.compare_exchange_strong(found, fresh.get())) return *fresh.release();
-    }
-    return *found;
-  }
-
-  void add() {
-    const std::lock_guard lock(mutex_);
-    ++count_;
-  }
-  void remove() {
-    const std::lock_guard lock(mutex_);
-    if (--count_ == 0) none_left_.notify_all();
-  }
-  bool waitForNone(std::chrono::milliseconds limit) {
-    std::unique_lock lock(mutex_);
-    return none_left_.wait_for(lock, limit, [this] { return count_ == 0; });
-  }
-
- private:
-  const transport::ForkGuard process_;
-  std::mutex mutex_;
-  std::condition_variable none_left_;
-  std::size_t count_ = 0;
-};
+std::atomic<int> running{0};
+void forget() { running.store(0); }
 
 }  // namespace
 
 bool runOnOwnThread(std::function<void()> callbacks) {
-  Running& running = Running::get();
-  running.add();
+  static const bool watched = ::pthread_atfork(nullptr, nullptr, forget) == 0;
+  static_cast<void>(watched);
+  running.fetch_add(1);
   const auto thrown = transport::thrownBy([&] {
-    std::thread([&running, callbacks = std::move(callbacks)]() mutable {
+    std::thread([callbacks = std::move(callbacks)]() mutable {
       callbacks();
       callbacks = nullptr;  // it may hold what needs the GIL to be released
-      running.remove();
+      running.fetch_sub(1);
     }).detach();
   });
-  if (thrown) running.remove();
+  if (thrown) running.fetch_sub(1);
   return !thrown;
 }
 
-bool waitForCallbacks(std::chrono::milliseconds limit) { return Running::get().waitForNone(limit); }
+bool waitForCallbacks(std::chrono::milliseconds limit) {
+  const auto deadline = transport::deadlineAfter(limit);
+  while (running.load() != 0) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 }  // namespace weft::process_group

@@ -17,7 +17,8 @@ namespace weft::process_group {
 // Runs `callbacks` on a thread of its own, which releases them, too. False: none can be started.
 bool runOnOwnThread(std::function<void()> callbacks);
 
-// Waits until no such thread runs; false when `limit` passed first. Without the GIL.
+// Waits until no such thread runs, by asking every millisecond: once, as the process ends. False
+// when `limit` passed first. Without the GIL.
 WEFT_API bool waitForCallbacks(std::chrono::milliseconds limit);
 
 }  // namespace weft::process_group
