@@ -53,7 +53,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     const std::uint64_t sequence = recorder_.countCall();
     const bool records = OpRecorder::get().on();
     TrackedOp recorded;
-    if (records) recorded = recorder_.record(params, describe(), sequence);
+    if (records) recorded = recorder_.track(params, describe(), sequence);
     if (!params.async && !batches_.isOpen() && !needsWork() && queue_.tryEnter()) {
       const Leave leave{queue_};
       recorded.start();
@@ -64,7 +64,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
       return nullptr;
     }
     OpInfo info = describe();
-    if (!records) recorded = recorder_.forErrorOnly(params, info, sequence);
+    if (!records) recorded = recorder_.track(params, info, sequence);
     return enqueue(params, std::move(info), std::forward<RunIt>(run), std::move(recorded));
   }
 

@@ -32,14 +32,9 @@ OpRecord GroupRecorder::makeRecord(const OpParams& params, const OpInfo& info,
   return made;
 }
 
-TrackedOp GroupRecorder::record(const OpParams& params, const OpInfo& info,
-                                std::uint64_t sequence) const {
-  return TrackedOp(OpRecorder::get().add(makeRecord(params, info, sequence)));
-}
-
-TrackedOp GroupRecorder::forErrorOnly(const OpParams& params, const OpInfo& info,
-                                      std::uint64_t sequence) const {
-  return TrackedOp(makeRecord(params, info, sequence));
+TrackedOp GroupRecorder::tracked(OpRecord made) {
+  OpRecorder& recorder = OpRecorder::get();
+  return recorder.on() ? TrackedOp(recorder.add(std::move(made))) : TrackedOp(std::move(made));
 }
 
 OpRecord GroupRecorder::ownCall(const TrackedOp& recorded, const OpParams& params,
@@ -63,8 +58,7 @@ TrackedOp GroupRecorder::recordMessage(const OpParams& params, c10d::OpType type
                              calls());
   made.peer = peer;
   made.tag = tag;
-  if (!OpRecorder::get().on()) return TrackedOp(std::move(made));
-  TrackedOp recorded(OpRecorder::get().add(std::move(made)));
+  TrackedOp recorded = tracked(std::move(made));
   recorded.start();
   return recorded;
 }

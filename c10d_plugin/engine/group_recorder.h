@@ -23,11 +23,11 @@ class GroupRecorder {
   // Counts one more, and returns its number.
   std::uint64_t countCall() { return calls_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // In the process's record.
-  TrackedOp record(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
-  // For its error only.
-  TrackedOp forErrorOnly(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
-  // Counts one more message; it is in the record where that is on. `peer`: the other rank; -1: any.
+  // In the process's record where that is on, else for its error only.
+  TrackedOp track(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const {
+    return tracked(makeRecord(params, info, sequence));
+  }
+  // The same for one more message, which it counts. `peer`: the other rank; -1: any.
   TrackedOp recordMessage(const OpParams& params, c10d::OpType type, const at::Tensor& tensor,
                           int peer, int tag);
   // What the calling thread has called; `recorded` knows it where it was recorded.
@@ -36,6 +36,7 @@ class GroupRecorder {
 
  private:
   static std::uint64_t nextId();
+  static TrackedOp tracked(OpRecord made);
   OpRecord makeRecord(const OpParams& params, const OpInfo& info, std::uint64_t sequence) const;
 
   const int rank_;

@@ -53,26 +53,15 @@ struct Arrival {
   Mailbox::Ticket ticket = 0;
 };
 
-}  // namespace
-
-void MonitoredBarrier::meet(milliseconds timeout, bool wait_all_ranks) {
-  const std::uint64_t count = barriers_.fetch_add(1);
-  if (mailbox_.rank() == 0) {
-    gatherArrivals(count, timeout, wait_all_ranks);
-  } else {
-    reportArrival(count, timeout);
-  }
-}
-
-void MonitoredBarrier::gatherArrivals(std::uint64_t count, milliseconds timeout,
-                                      bool wait_all_ranks) {
+void gatherArrivals(Mailbox& mailbox, std::uint64_t count, milliseconds timeout,
+                    bool wait_all_ranks) {
   TORCH_CHECK(timeout.count() > 0, "[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
               timeout.count(), " ms.");
   const auto deadline = transport::deadlineAfter(timeout);
-  const int size = mailbox_.size();
+  const int size = mailbox.size();
   std::vector<Arrival> arrivals;
   for (int rank = 1; rank < size; ++rank)
-    arrivals.emplace_back(mailbox_, rank, barrierTag(count));
+    arrivals.emplace_back(mailbox, rank, barrierTag(count));
   std::vector<int> absent;
   std::string reasons;
   for (int rank = 1; rank < size; ++rank) {
@@ -84,10 +73,10 @@ void MonitoredBarrier::gatherArrivals(std::uint64_t count, milliseconds timeout,
     if (answered) reasons += "\n " + error.text();
   }
   for (const Arrival& arrival : arrivals)
-    (void)mailbox_.cancel(arrival.ticket, Error(ErrorCode::kTimeout, ""));
+    (void)mailbox.cancel(arrival.ticket, Error(ErrorCode::kTimeout, ""));
   if (absent.empty()) {
     for (int rank = 1; rank < size; ++rank)
-      mailbox_.send(rank, releaseTag(count), noBytes(), [](const Error&) {});
+      mailbox.send(rank, releaseTag(count), noBytes(), [](const Error&) {});
     return;
   }
   std::string names;
@@ -101,22 +90,32 @@ void MonitoredBarrier::gatherArrivals(std::uint64_t count, milliseconds timeout,
               timeout.count(), " ms", reasons);
 }
 
-void MonitoredBarrier::reportArrival(std::uint64_t count, milliseconds timeout) {
+void reportArrival(Mailbox& mailbox, std::uint64_t count, milliseconds timeout) {
   // Whatever fails the message below fails this receive too.
-  Arrival release(mailbox_, 0, releaseTag(count));
-  mailbox_.send(0, barrierTag(count), noBytes(), [](const Error&) {});
+  Arrival release(mailbox, 0, releaseTag(count));
+  mailbox.send(0, barrierTag(count), noBytes(), [](const Error&) {});
   std::string why = "Timed out after " + std::to_string(timeout.count()) + " ms";
   if (comesBy(release.outcome, transport::deadlineAfter(timeout))) {
     const Error error = release.outcome.get();
     if (!error) return;
     why = error.text();
   }
-  (void)mailbox_.cancel(release.ticket, Error(ErrorCode::kTimeout, ""));
-  TORCH_CHECK(false, "[Rank ", mailbox_.rank(), "]: Rank ", mailbox_.rank(),
+  (void)mailbox.cancel(release.ticket, Error(ErrorCode::kTimeout, ""));
+  TORCH_CHECK(false, "[Rank ", mailbox.rank(), "]: Rank ", mailbox.rank(),
               " successfully reached monitoredBarrier, but received errors while waiting for "
               "send/recv from rank 0. Please check rank 0 logs for faulty rank.\n Original "
               "exception: \n",
               why);
+}
+
+}  // namespace
+
+void meetAll(Mailbox& mailbox, std::uint64_t count, milliseconds timeout, bool wait_all_ranks) {
+  if (mailbox.rank() == 0) {
+    gatherArrivals(mailbox, count, timeout, wait_all_ranks);
+  } else {
+    reportArrival(mailbox, count, timeout);
+  }
 }
 
 }  // namespace weft::process_group

@@ -5,7 +5,9 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -30,9 +32,9 @@ class PointToPoint {
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, std::chrono::milliseconds timeout,
                   TrackedOp recorded);
 
-  // As MonitoredBarrier::meet().
+  // As meetAll().
   void monitoredBarrier(std::chrono::milliseconds timeout, bool wait_all_ranks) {
-    barrier_.meet(timeout, wait_all_ranks);
+    meetAll(*mailbox_, barriers_.fetch_add(1), timeout, wait_all_ranks);
   }
 
   // The messages for which threads wait now.
@@ -45,7 +47,7 @@ class PointToPoint {
  private:
   const std::shared_ptr<collectives::EndpointMailbox> mailbox_;
   const std::shared_ptr<WaitingMessages> waiting_ = std::make_shared<WaitingMessages>();
-  MonitoredBarrier barrier_{*mailbox_};
+  std::atomic<std::uint64_t> barriers_{0};  // monitored ones, so far
 };
 
 }  // namespace weft::process_group
