@@ -62,12 +62,11 @@ std::int64_t chunksIn(const Head& head) {
 
 // One way to one rank: the end that sends.
 struct DeviceMessages::Sender {
-  Sender(int peer, c10::DeviceIndex on, std::shared_ptr<Meeting> group,
-         const std::shared_ptr<GroupState>& state)
+  Sender(int peer, c10::DeviceIndex on, std::shared_ptr<Meeting> group)
       : to(peer),
         device(on),
         meeting(std::move(group)),
-        queue(c10::cuda::getStreamFromPool(false, on), meeting, state) {}
+        queue(c10::cuda::getStreamFromPool(false, on), meeting) {}
 
   void open(const Step& step) {
     if (memory) return;
@@ -116,12 +115,11 @@ struct DeviceMessages::Sender {
 
 // The end that receives.
 struct DeviceMessages::Receiver {
-  Receiver(int peer, c10::DeviceIndex on, std::shared_ptr<Meeting> group,
-           const std::shared_ptr<GroupState>& state)
+  Receiver(int peer, c10::DeviceIndex on, std::shared_ptr<Meeting> group)
       : from(peer),
         device(on),
         meeting(std::move(group)),
-        queue(c10::cuda::getStreamFromPool(false, on), meeting, state) {}
+        queue(c10::cuda::getStreamFromPool(false, on), meeting) {}
 
   void open(const Step& step) {
     if (memory) return;
@@ -177,9 +175,8 @@ struct DeviceMessages::Receiver {
   DeviceQueue queue;
 };
 
-DeviceMessages::DeviceMessages(c10::DeviceIndex device, std::shared_ptr<Meeting> meeting,
-                               std::shared_ptr<GroupState> state)
-    : device_(device), meeting_(std::move(meeting)), state_(std::move(state)) {}
+DeviceMessages::DeviceMessages(c10::DeviceIndex device, std::shared_ptr<Meeting> meeting)
+    : device_(device), meeting_(std::move(meeting)) {}
 
 DeviceMessages::~DeviceMessages() {
   each([](auto& channel) {
@@ -202,7 +199,7 @@ std::shared_ptr<Channel> DeviceMessages::channel(std::map<int, std::shared_ptr<C
                                                  int peer) {
   const std::lock_guard lock(mutex_);
   auto& found = channels[peer];
-  if (!found) found = std::make_shared<Channel>(peer, device_, meeting_, state_);
+  if (!found) found = std::make_shared<Channel>(peer, device_, meeting_);
   return found;
 }
 

@@ -24,8 +24,7 @@ class DeviceMessages {
  public:
   using WorkPtr = c10::intrusive_ptr<DeviceWork>;
 
-  DeviceMessages(c10::DeviceIndex device, std::shared_ptr<Meeting> meeting,
-                 std::shared_ptr<GroupState> state);
+  DeviceMessages(c10::DeviceIndex device, std::shared_ptr<Meeting> meeting);
   // Leaks what other ranks may still read, unless release() was called.
   ~DeviceMessages();
 
@@ -47,7 +46,6 @@ class DeviceMessages {
 
   const c10::DeviceIndex device_;
   const std::shared_ptr<Meeting> meeting_;
-  const std::shared_ptr<GroupState> state_;
   std::mutex mutex_;
   std::map<int, std::shared_ptr<Sender>> senders_;
   std::map<int, std::shared_ptr<Receiver>> receivers_;

@@ -53,8 +53,7 @@ SharedDeviceBackend::SharedDeviceBackend(const DelegateSpec& spec,
       device_(withIndex(spec.device)),
       stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_.index())),
       timeout_ms_(spec.timeout.count()),
-      state_(std::make_shared<GroupState>()),
-      meeting_(std::make_shared<Meeting>(std::move(meeting), state_)) {
+      meeting_(std::make_shared<Meeting>(std::move(meeting))) {
   constexpr std::size_t kLeast = 1024;  // bytes of a rank's share of a half
   const std::size_t half = spec.staging_bytes / 2 / 256 * 256;
   TORCH_CHECK(half >= kLeast * ranks(), "weft: staging_bytes must be at least ",
@@ -63,21 +62,21 @@ SharedDeviceBackend::SharedDeviceBackend(const DelegateSpec& spec,
                   transport::deadlineAfter(spec.timeout)};
   staging_ = makeStaging(device_.index(), half, *meeting_, step);
   rounds_ = std::make_shared<Rounds>(*meeting_, *staging_);
-  queue_ = std::make_shared<DeviceQueue>(stream_, meeting_, state_);
-  messages_ = std::make_unique<DeviceMessages>(device_.index(), meeting_, state_);
+  queue_ = std::make_shared<DeviceQueue>(stream_, meeting_);
+  messages_ = std::make_unique<DeviceMessages>(device_.index(), meeting_);
   meeting_->watch();
   init();
 }
 
 SharedDeviceBackend::~SharedDeviceBackend() {
   if (shut_down_) return;
-  state_->close();
+  meeting_->state()->close();
   queue_->close();
   static_cast<void>(new auto(staging_));
 }
 
 c10d::ErrorType SharedDeviceBackend::getError() {
-  return state_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  return meeting_->state()->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 SharedDeviceBackend::WorkPtr SharedDeviceBackend::noted(WorkPtr work) {
@@ -149,8 +148,8 @@ void SharedDeviceBackend::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
   if (shut_down_) return;
   shut_down_ = true;
-  bool well = queue_->drain(kLinger) && messages_->close(kLinger) && !state_->failed();
-  state_->close();
+  bool well = queue_->drain(kLinger) && messages_->close(kLinger) && !meeting_->state()->failed();
+  meeting_->state()->close();
   queue_->close();
   if (well) {
     // Nobody reads this rank's memory any more once all are here with their own work done.

@@ -106,7 +106,6 @@ class SharedDeviceBackend final : public c10d::Backend {
   const c10::cuda::CUDAStream stream_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<std::uint64_t> calls_{0};
-  const std::shared_ptr<GroupState> state_;
   // Shared with running operations, which may outlive this.
   std::shared_ptr<Meeting> meeting_;
   std::shared_ptr<Staging> staging_;

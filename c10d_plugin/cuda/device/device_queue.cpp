@@ -11,21 +11,19 @@ namespace weft::process_group {
 class DeviceQueue::Task final : public collectives::OpQueue::Task {
  public:
   Task(DeviceWork::What what, c10::intrusive_ptr<DeviceWork> work, Run run,
-       const c10::cuda::CUDAStream& stream, std::shared_ptr<Meeting> meeting,
-       std::shared_ptr<GroupState> state)
+       const c10::cuda::CUDAStream& stream, std::shared_ptr<Meeting> meeting)
       : what_(std::move(what)),
         work_(std::move(work)),
         run_(std::move(run)),
         stream_(stream),
-        meeting_(std::move(meeting)),
-        state_(std::move(state)) {
+        meeting_(std::move(meeting)) {
     ready_.record(c10::cuda::getCurrentCUDAStream(stream.device_index()));
   }
 
   void run() noexcept override {
     std::exception_ptr error;
     try {
-      state_->check(what_.title);
+      meeting_->state()->check(what_.title);
       const c10::cuda::CUDAStreamGuard guard(stream_);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       waitForCaller();
@@ -57,20 +55,19 @@ class DeviceQueue::Task final : public collectives::OpQueue::Task {
   Run run_;
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<Meeting> meeting_;
-  const std::shared_ptr<GroupState> state_;
   at::cuda::CUDAEvent ready_;
   bool has_callbacks_ = false;
 };
 
 c10::intrusive_ptr<DeviceWork> DeviceQueue::run(const DeviceWork::What& what, Run run) {
-  state_->check(what.title);
+  meeting_->state()->check(what.title);
   const c10::cuda::CUDAGuard guard(stream_.device_index());
   for (const at::Tensor& tensor : what.memory)
     c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream_);
-  auto work =
-      c10::make_intrusive<DeviceWork>(meeting_->rank(), what, stream_.device_index(), state_);
+  auto work = c10::make_intrusive<DeviceWork>(meeting_->rank(), what, stream_.device_index(),
+                                              meeting_->state());
   const bool taken =
-      queue_.push(std::make_unique<Task>(what, work, std::move(run), stream_, meeting_, state_));
+      queue_.push(std::make_unique<Task>(what, work, std::move(run), stream_, meeting_));
   if (!taken) {
     C10_THROW_ERROR(DistBackendError,
                     std::string(what.title) + ": the process group was shut down");

@@ -21,9 +21,8 @@ class DeviceQueue {
  public:
   using Run = std::function<void(const c10::cuda::CUDAStream&)>;
 
-  DeviceQueue(const c10::cuda::CUDAStream& stream, std::shared_ptr<Meeting> meeting,
-              std::shared_ptr<GroupState> state)
-      : stream_(stream), meeting_(std::move(meeting)), state_(std::move(state)) {}
+  DeviceQueue(const c10::cuda::CUDAStream& stream, std::shared_ptr<Meeting> meeting)
+      : stream_(stream), meeting_(std::move(meeting)) {}
 
   // `run` queues the work on the stream, which is the current one, or throws. Throws what ended
   // the group.
@@ -39,7 +38,6 @@ class DeviceQueue {
 
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<Meeting> meeting_;
-  const std::shared_ptr<GroupState> state_;
   collectives::OpQueue queue_;
 };
 

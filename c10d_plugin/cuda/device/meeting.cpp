@@ -38,9 +38,6 @@ std::string reasonOf(const c10::Error& error) {
 
 }  // namespace
 
-Meeting::Meeting(c10::intrusive_ptr<c10d::Backend> group, std::shared_ptr<GroupState> state)
-    : group_(std::move(group)), state_(std::move(state)) {}
-
 template <typename Function>
 void Meeting::guarded(const Step& step, Function&& function) {
   state_->check(step.title);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c10d_plugin/cuda/device/group_state.h"
@@ -30,8 +31,9 @@ struct Step {
 
 class Meeting {
  public:
-  Meeting(c10::intrusive_ptr<c10d::Backend> group, std::shared_ptr<GroupState> state);
+  explicit Meeting(c10::intrusive_ptr<c10d::Backend> group) : group_(std::move(group)) {}
 
+  const std::shared_ptr<GroupState>& state() const { return state_; }
   int rank() const { return group_->getRank(); }
   int size() const { return group_->getSize(); }
 
@@ -56,7 +58,7 @@ class Meeting {
   void guarded(const Step& step, Function&& function);
 
   const c10::intrusive_ptr<c10d::Backend> group_;
-  const std::shared_ptr<GroupState> state_;
+  const std::shared_ptr<GroupState> state_ = std::make_shared<GroupState>();
 };
 
 }  // namespace weft::process_group
