@@ -6,7 +6,6 @@
 #include <map>
 
 #include "c10d_plugin/backend/backend.h"
-#include "c10d_plugin/backend/equal_parts.h"
 #include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/core/op_fingerprint.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"

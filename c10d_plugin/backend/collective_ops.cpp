@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include "c10d_plugin/backend/backend.h"
-#include "c10d_plugin/backend/equal_parts.h"
 #include "c10d_plugin/backend/sparse_all_reduce.h"
 #include "c10d_plugin/backend/submit.h"
 #include "c10d_plugin/tensors/contiguous_tensor.h"

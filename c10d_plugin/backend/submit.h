@@ -1,4 +1,5 @@
-// How WeftBackend gives its operations to the engine; for the files that implement them.
+// What the files that implement WeftBackend's operations share: how they give one to the engine,
+// and the parts of one that several use, which throw what goes wrong.
 #pragma once
 
 #include <utility>
@@ -24,6 +25,15 @@ inline collectives::Call nextCallOn(OpContext& context, const at::Tensor& tensor
   return context.nextCall(elementOf(tensor.scalar_type()), how.reduction,
                           how.factor.defined() ? 1 : 0);
 }
+
+// all_gather and reduce_scatter of one large tensor in equal parts, one for each rank: alone, or as
+// a part of a coalesced call (collective_ops.cpp).
+// `output` has room for every rank's `input`, in the order of the ranks; they may overlap.
+void gatherParts(OpContext& context, const at::Tensor& output, const at::Tensor& input);
+// `output`: this rank's part of the sum, or what `how` says, of all ranks' `input`; they may
+// overlap.
+void reduceParts(OpContext& context, const at::Tensor& output, const at::Tensor& input,
+                 const TensorReduction& how);
 
 inline std::vector<at::Tensor> asList(const at::Tensor& tensor) { return {tensor}; }
 inline const std::vector<at::Tensor>& asList(const std::vector<at::Tensor>& list) { return list; }
