@@ -34,6 +34,9 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
       part->wait(timeout == kNoTimeout ? kNoTimeout : std::max(milliseconds(1), left));
     } catch (const c10::Error&) {
       if (!failure) failure = std::current_exception();
+    } catch (...) {
+      if (std::current_exception() != part->exception()) throw;  // it is not the part's own
+      if (!failure) failure = std::current_exception();
     }
   }
   if (failure) std::rethrow_exception(failure);

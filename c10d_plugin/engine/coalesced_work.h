@@ -22,7 +22,7 @@ class WEFT_API CoalescedWork final : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   // Waits for each part, so that none is still running when another has failed; throws the first
-  // failure. What Ctrl-C's handler raised, which is no c10::Error, ends the wait at once.
+  // failure. What Ctrl-C's handler raised, which is no part's, ends the wait at once.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "c10d_plugin/engine/coalesced_work.h"
@@ -58,8 +59,17 @@ CoalescingBatches::WorkPtr CoalescingBatches::end() {
     open_.store(batches_.size(), std::memory_order_release);
   }
   auto& works = batch.works;
+  std::exception_ptr failure;
   for (const BackendPtr& backend : batch.backends) {
-    if (auto work = backend->endCoalescing()) works.push_back(std::move(work));
+    try {
+      if (auto work = backend->endCoalescing()) works.push_back(std::move(work));
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) {
+    c10::make_intrusive<CoalescedWork>(std::move(works))->wait(kNoTimeout);
+    std::rethrow_exception(failure);
   }
   // Unwrapped: another backend's Work knows its streams.
   if (works.size() == 1) return std::move(works.front());

@@ -5,7 +5,9 @@
 // Threads: any; each has its own batch, and other threads' operations take no part. A batch that an
 // exception left open is dropped by the next one, which takes over its backends: they still
 // coalesce, and the next end() ends that, too. Failure: end()
-// throws where none is open, join() where another thread's batch has the backend.
+// throws where none is open, join() where another thread's batch has the backend. Where a backend
+// cannot end its batch, end() throws that, or what an operation failed with, once all other
+// backends have ended theirs and no operation of the batch runs any more.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
