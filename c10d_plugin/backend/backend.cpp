@@ -68,6 +68,7 @@ milliseconds WeftBackend::timeoutOr(milliseconds asked) const {
 Activity WeftBackend::activity() const { return comm_->engine().activity(); }
 
 std::vector<WaitingMessage> WeftBackend::waitingMessages() const {
+  if (!comm_->engine().inOwnProcess()) return {};  // a forked child has no share in locks
   return comm_->messages().waiting();
 }
 

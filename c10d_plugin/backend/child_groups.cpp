@@ -11,16 +11,24 @@ namespace weft::process_group {
 
 ChildGroups::BackendPtr ChildGroups::findOrMake(const std::string& name, const StorePtr& store,
                                                 const std::function<BackendPtr()>& make) {
-  Child& child = [&]() -> Child& {
+  const std::shared_ptr<Child> child = [&] {
     const std::lock_guard lock(mutex_);
-    return children_[name];
+    std::erase_if(children_, [](const auto& entry) {
+      const Child& known = *entry.second;
+      if (entry.second.use_count() != 1) return false;  // a thread makes one
+      const std::lock_guard own(known.mutex);           // to see what the last thread has made
+      return !known.last || known.last->backend.expired();
+    });
+    auto& found = children_[name];
+    if (!found) found = std::make_shared<Child>();
+    return found;
   }();
-  const std::lock_guard lock(child.mutex);
-  if (child.last && child.last->store == store.get()) {
-    if (auto made = child.last->backend.lock()) return made;
+  const std::lock_guard lock(child->mutex);
+  if (child->last && child->last->store == store.get()) {
+    if (auto made = child->last->backend.lock()) return made;
   }
   BackendPtr made = make();
-  child.last.emplace(Made{store.get(), c10::weak_intrusive_ptr<c10d::Backend>(made)});
+  child->last.emplace(Made{store.get(), c10::weak_intrusive_ptr<c10d::Backend>(made)});
   return made;
 }
 

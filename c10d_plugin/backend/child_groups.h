@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -57,14 +58,15 @@ class ChildGroups {
     c10::weak_intrusive_ptr<c10d::Backend> backend;
   };
   struct Child {
-    std::mutex mutex;  // held while one is made
+    mutable std::mutex mutex;  // held while one is made
     std::optional<Made> last;
   };
 
   const Ranks own_;
   const Make make_;
-  std::mutex mutex_;                       // guards the map, not what is in it
-  std::map<std::string, Child> children_;  // by name
+  std::mutex mutex_;  // guards the map, not what is in it
+  // By name. Those whose backend is gone go when the next one is asked for.
+  std::map<std::string, std::shared_ptr<Child>> children_;
 };
 
 }  // namespace weft::process_group

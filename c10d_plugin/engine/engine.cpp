@@ -77,10 +77,11 @@ bool Engine::needsWork() {
 
 Activity Engine::activity() const {
   Activity activity;
-  // A forked child does not have the memory that the ranks share.
-  if (inOwnProcess() && running_.fillIn(activity)) activity.awaited = collectives_->awaited();
   activity.calls = recorder_.calls();
   activity.busy = running_.busy();
+  // A forked child does not have the memory that the ranks share, nor a share in locks.
+  if (!inOwnProcess()) return activity;
+  if (running_.fillIn(activity)) activity.awaited = collectives_->awaited();
   activity.waited = collectives_->waited();
   return activity;
 }

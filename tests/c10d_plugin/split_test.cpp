@@ -8,10 +8,15 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/waiting.h"
@@ -129,6 +134,41 @@ TEST_F(Splits, GroupsOfTheSameRanksHaveDelegatesWithPartsOfTheStoreOfTheirOwn) {
   EXPECT_THROW(first[0]->allreduce(there, {}), c10::Error);
   EXPECT_THROW(second[0]->allreduce(there, {}), c10::Error);
   EXPECT_EQ(store->getNumKeys(), keys + 2);
+}
+
+TEST_F(Splits, AreForgottenOnceTheyAreGone) {
+  std::array<BackendPtr, 2> children = splitBoth("first");
+  const c10::weak_intrusive_ptr<c10d::Backend> first(children[0]);
+  children = splitBoth("second");
+  EXPECT_TRUE(first.expired());
+  EXPECT_EQ(first.weak_use_count(), 2U);  // this one, and the parent's
+  children = splitBoth("third");
+  EXPECT_EQ(first.weak_use_count(), 1U);
+}
+
+// Another thread may hold any lock as the process forks.
+TEST_F(Splits, TellAForkedChildOfTheirParentWhatTheyDo) {
+  std::atomic<bool> over{false};
+  std::thread asks([&] {
+    while (!over.load()) {
+      static_cast<void>(ranks[0]->activity());
+      static_cast<void>(ranks[0]->waitingMessages());
+    }
+  });
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(5);
+      const bool idle = ranks[0]->activity().running == nullptr;
+      ::_exit(idle && ranks[0]->waitingMessages().empty() ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    if (status != 0) break;
+  }
+  over.store(true);
+  asks.join();
 }
 
 TEST_F(Splits, ChangeNothingInTheirParentsOptions) {
