@@ -2,6 +2,9 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+
+#include "transport/base/log.h"
 
 namespace weft::collectives::shm {
 
@@ -53,8 +56,16 @@ Result<std::byte*> DirectData::find(int rank, int index, std::size_t bytes,
 }
 
 void DirectData::withdraw() {
+  bool told = false;
+  // Until no writer is left, or this heap is private; each turn waits for a while. Without an end:
+  // bytes that come later would be in what the caller makes of its memory.
   while (offering_ && !segment_.awaitWriters(rank_) && !heap_.detach()) {
-    // Until no writer is left, or this heap is private; each turn waits for a while.
+    if (std::exchange(told, true)) continue;
+    transport::log(transport::LogLevel::kWarning,
+                   "process group: an operation of rank " + std::to_string(rank_) +
+                       " has failed, and ends once another rank goes on or ends, which was stopped "
+                       "while it wrote into this one's tensors: the system refuses to make their "
+                       "memory private");
   }
 }
 

@@ -45,7 +45,8 @@ class DirectData {
   Result<std::byte*> find(int rank, int index, std::size_t bytes, const OpFingerprint& op);
 
   // Call it after the operation failed: from then on its caller may use the data for something
-  // else.
+  // else. Waits, and logs why, for a rank that was stopped while it wrote there, if the system does
+  // not give this process the memory for itself.
   void withdraw();
 
  private:

@@ -1,14 +1,18 @@
 // Data in memory that the group allocates: every operation on it, next to others' ordinary memory,
 // and what becomes of it when a rank dies, lies or has no room.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <cstring>
 #include <random>
+#include <thread>
 
+#include "c10d_plugin/shm/direct_data.h"
 #include "c10d_plugin/shm/segment/rendezvous.h"
 #include "c10d_plugin/shm/segment/step_barrier.h"
 #include "tests/c10d_plugin/shm/exercise.h"
+#include "transport/base/log.h"
 
 #include "tests/support/waiting.h"
 
@@ -191,6 +195,38 @@ TEST(Heap, WhatIsWrittenAfterItWasDetachedReachesNobody) {
   block.data[0] = std::byte{4};
   EXPECT_EQ(block.data[0], std::byte{4});
   EXPECT_EQ(theirs[0], std::byte{3});
+}
+
+// The last way out of a failed operation, where the system refuses the other.
+TEST(Heap, ARankWaitsForAWriterThatWasStoppedAndSaysSo) {
+  Children children;
+  children.start([] {
+    auto segment = shm::Segment::create(shm::Layout::of(2, 4096, 4096, std::size_t{8} << 20));
+    if (!segment.ok()) return 1;
+    const auto heap = std::make_shared<shm::Heap>(segment.value(), 0);
+    const auto block = heap->take(std::size_t{5} << 20);
+    shm::DirectData direct(*segment.value(), *heap, 0);
+    const ConstBytes offered(block.data, block.size);
+    direct.begin(0);
+    if (!direct.offer(std::span(&offered, 1)) || !segment.value()->beginWriting(1)) return 2;
+    segment.value()->fail({ErrorCode::kTimeout, "late"});
+    static std::atomic<int> lines{0};
+    static std::atomic<bool> stopped{true};
+    transport::setLogSink([](transport::LogLevel, const std::string&) { ++lines; });
+    std::thread peer([&] {
+      static_cast<void>(waitUntil([] { return lines.load() != 0; }, seconds(10)));
+      takes(milliseconds(500));
+      stopped.store(false);
+      segment.value()->endWriting(1);
+    });
+    const rlimit none{1, RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &none);  // no mapping more
+    direct.withdraw();
+    const bool waited = !stopped.load();
+    peer.join();
+    return waited && lines.load() == 1 ? 0 : 3;
+  });
+  EXPECT_EQ(children.wait(0, seconds(60)), 0);
 }
 
 // Whoever has ended an operation may use its memory at once: nobody writes there any more.
