@@ -124,7 +124,7 @@ void expectWaits(const std::string& hosts, Inside by, const std::vector<int>& wa
     std::thread asks([&] {
       const std::vector<int> awaited{other};
       EXPECT_TRUE(waitUntil([&] { return collectives->awaited() == awaited; }, kPatience));
-      letOthersBlock(milliseconds(50));  // far more than the rest of the barrier takes
+      letOthersBlock(milliseconds(100));  // far more than the rest of the barrier takes
       meet(store, rank, size, "asked");
     });
     const auto began = std::chrono::steady_clock::now();
