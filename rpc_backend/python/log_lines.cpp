@@ -1,8 +1,9 @@
-// Weft's log lines for Python's logging (weft/logs.py): the threads that log put them into a queue,
-// without the GIL, and one Python thread takes them out.
+// Weft's log lines for Python's logging (weft/_observe/logs.py): the threads that log put them into
+// a queue, without the GIL, and one Python thread takes them out.
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -25,17 +26,17 @@ using Line = std::pair<int, std::string>;  // the level, as a number of LogLevel
 
 class LogQueue {
  public:
-  // Never destroyed: threads may log while the process ends.
-  static LogQueue& get() {
-    static auto* const queue = new LogQueue();
-    return *queue;
+  // Keeps lines from now on. Never destroyed: threads may log while the process ends, and a forked
+  // child makes one of its own, since it may have copied the mutex while a thread held it.
+  static void open() {
+    current() = new LogQueue();
+    transport::setLogSink(&LogQueue::onLine);
   }
 
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    process_ = getpid();
-    transport::setLogSink(&LogQueue::onLine);
+  // nullptr: this process has opened none.
+  static LogQueue* get() {
+    LogQueue* queue = current();
+    return queue != nullptr && queue->process_ == getpid() ? queue : nullptr;
   }
 
   // Waits for lines; none: the queue is closed. Without the GIL.
@@ -61,25 +62,29 @@ class LogQueue {
  private:
   static constexpr std::size_t kMost = 10'000;
 
-  static void onLine(LogLevel level, const std::string& text) {
-    LogQueue& queue = get();
-    // A forked child has no thread that reads, and perhaps a lock that nobody lets go of.
-    if (queue.process_ != getpid()) return transport::logToStandardError(level, text);
-    const std::lock_guard lock(queue.mutex_);
-    if (queue.lines_.size() >= kMost) {
-      ++queue.dropped_;
-      return;
-    }
-    queue.lines_.emplace_back(static_cast<int>(level), text);
-    queue.came_.notify_one();
+  static std::atomic<LogQueue*>& current() {
+    static std::atomic<LogQueue*> queue{nullptr};
+    return queue;
   }
 
-  pid_t process_ = 0;  // that opened it
+  static void onLine(LogLevel level, const std::string& text) {
+    LogQueue* queue = get();
+    if (queue == nullptr) return transport::logToStandardError(level, text);
+    const std::lock_guard lock(queue->mutex_);
+    if (queue->lines_.size() >= kMost) {
+      ++queue->dropped_;
+      return;
+    }
+    queue->lines_.emplace_back(static_cast<int>(level), text);
+    queue->came_.notify_one();
+  }
+
+  const pid_t process_ = getpid();  // that opened it
   std::mutex mutex_;
   std::condition_variable came_;
   std::vector<Line> lines_;
   std::uint64_t dropped_ = 0;
-  bool open_ = false;
+  bool open_ = true;
 };
 
 }  // namespace
@@ -96,13 +101,20 @@ void bindLog(py::module_& module) {
         transport::log(static_cast<LogLevel>(level), text);
       },
       py::arg("level"), py::arg("text"), no_gil, "A line of Weft's log.");
+  module.def("_open_log", &LogQueue::open, "Keeps lines for _take_log_lines().");
   module.def(
-      "_open_log", [] { LogQueue::get().open(); }, "Keeps lines for _take_log_lines().");
+      "_take_log_lines",
+      [] {
+        LogQueue* queue = LogQueue::get();
+        return queue != nullptr ? queue->take() : std::vector<Line>();
+      },
+      no_gil, "Waits for lines: (level, text); none once the log is closed.");
   module.def(
-      "_take_log_lines", [] { return LogQueue::get().take(); }, no_gil,
-      "Waits for lines: (level, text); none once the log is closed.");
-  module.def(
-      "_close_log", [] { LogQueue::get().close(); }, no_gil, "Later lines go to standard error.");
+      "_close_log",
+      [] {
+        if (LogQueue* queue = LogQueue::get(); queue != nullptr) queue->close();
+      },
+      no_gil, "Later lines go to standard error.");
 }
 
 }  // namespace weft::rpc

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import threading
+import traceback
 
 import torch
 
@@ -46,7 +47,10 @@ def connect() -> None:
 def _forward() -> None:
     while lines := _C._take_log_lines():
         for level, text in lines:
-            logger.log(_LEVELS[level], "%s", text)
+            try:
+                logger.log(_LEVELS[level], "%s", text)
+            except Exception:  # of a handler or filter of the user's: the lines that follow go on
+                traceback.print_exc()
 
 
 def _stop(thread: threading.Thread) -> None:
