@@ -63,6 +63,36 @@ def test_it_asks_no_dns_for_its_name(monkeypatch):
     assert asked == []
 
 
+def test_a_forked_child_does_not_keep_the_port():
+    """The worker is killed and started again while a process that it has forked lives."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "WEFT_METRICS": "127.0.0.1:0"},
+    )
+    with worker:
+        port = int(worker.stdout.readline())
+        worker.kill()
+        worker.wait()
+        http_server.BoundedServer(("127.0.0.1", port), Page).server_close()
+        worker.stdin.close()  # ends the child
+
+
+FORKS = """
+import os, signal, sys
+from weft._observe import exporter
+
+exporter.start()
+_, port = exporter.address()
+if os.fork() == 0:
+    print(port, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+signal.pause()
+"""
+
+
 def ended(stranger: socket.socket) -> bool:
     """Whether the server hangs up on it."""
     with contextlib.suppress(ConnectionResetError):

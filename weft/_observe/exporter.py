@@ -45,6 +45,8 @@ def start() -> None:
             warn(f"no metrics are served at {text} (WEFT_METRICS): {error}")
             return
         _server = os.getpid(), server
+        # A forked child that outlives this process would keep the port.
+        os.register_at_fork(after_in_child=server.socket.close)
     thread = threading.Thread(target=server.serve_forever, name="weft-metrics", daemon=True)
     if not started(thread, "no metrics are served"):
         server.server_close()
