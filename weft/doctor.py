@@ -7,8 +7,8 @@ call each other at the end. Where Weft cannot be loaded at all, it says why, and
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
-import ipaddress
 import os
 import platform
 import resource
@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed.rpc as rpc
 
 import weft
-from weft import _C, _version
-from weft._observe import exporter, hangs
+from weft import _C
+from weft._observe import exporter, flight, hangs
 from weft._torch import patches as torch_patches
 
 SELF_TEST_SECONDS = 100  # on a busy machine, importing torch takes long
@@ -49,47 +48,22 @@ class Finding(NamedTuple):
     text: str
 
 
-def ok(text: str) -> Finding:
-    """Nothing to do."""
-    return Finding("ok", text)
-
-
-def warn(text: str) -> Finding:
-    """Weft works, with less than it could have."""
-    return Finding("warn", text)
-
-
-def fail(text: str) -> Finding:
-    """Weft does not work before this is changed."""
-    return Finding("FAIL", text)
+ok = functools.partial(Finding, "ok")  # nothing to do
+warn = functools.partial(Finding, "warn")  # Weft works, with less than it could have
+fail = functools.partial(Finding, "FAIL")  # Weft does not work before this is changed
 
 
 def versions() -> Iterator[Finding]:
-    """Python and torch, and the torch that Weft was built for."""
+    """Python, torch and Weft, which have loaded, and what they run on."""
     here = f"Python {platform.python_version()}, torch {torch.__version__}"
-    if problem := _version.mismatch(torch.__version__):
-        yield fail(problem)
-    else:
-        yield ok(f"{here}; Weft {weft.__version__}")
+    yield ok(f"{here}; Weft {weft.__version__}")
+    yield ok(weft.library_path())
     cores = len(os.sched_getaffinity(0))
     yield ok(f"{cores} cores; CUDA devices: {torch.cuda.device_count()}")
 
 
-def native_parts() -> Iterator[Finding]:
-    """libweft.so and weft._C."""
-    path = Path(weft.library_path())
-    if path.exists():
-        yield ok(f"{path}")
-    else:
-        yield fail(f"{path} is missing; build it with ./dev build")
-
-
-def registration() -> Iterator[Finding]:
-    """The backend, and the entry point that lets torch load Weft by itself."""
-    if "WEFT" in rpc.BackendType.__members__:
-        yield ok("init_rpc knows BackendType.WEFT")
-    else:
-        yield fail("init_rpc does not know BackendType.WEFT; import weft")
+def entry_point() -> Iterator[Finding]:
+    """What lets torch load Weft by itself."""
     points = importlib.metadata.entry_points(group="torch.backends")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         yield warn("TORCH_DEVICE_BACKEND_AUTOLOAD=0: programs must import weft themselves")
@@ -114,7 +88,8 @@ def settings() -> Iterator[Finding]:
         weft.RpcBackendOptions,
         hangs.limit,
         exporter.wanted_address,
-        _check_interface,
+        flight.size,
+        _C._check_interface,
         _check_master_port,
     )
     for read in reads:
@@ -122,22 +97,6 @@ def settings() -> Iterator[Finding]:
             read()
         except (ValueError, OSError) as error:
             yield fail(str(error))
-
-
-def _check_interface() -> None:
-    wanted = os.environ.get("WEFT_SOCKET_IFNAME", "")
-    names = [name for _, name in socket.if_nameindex()]
-    if not wanted or wanted in names:
-        return
-    try:
-        family = socket.AF_INET6 if ipaddress.ip_address(wanted).version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((wanted, 0))
-    except (ValueError, OSError):
-        here = ", ".join(names)
-        raise ValueError(
-            f"WEFT_SOCKET_IFNAME={wanted} is not an interface or address of this host, which has {here}"
-        ) from None
 
 
 def _check_master_port() -> None:
@@ -223,14 +182,12 @@ def limits() -> Iterator[Finding]:
 def self_test() -> Iterator[Finding]:
     """Two processes that call each other."""
     deadline = time.monotonic() + SELF_TEST_SECONDS
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        workers = [_start_worker(rank, store) for rank in range(2)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        workers = [_start_worker(rank, folder) for rank in range(2)]
         try:
-            errors = [
-                worker.communicate(timeout=max(0, deadline - time.monotonic()))[1]
-                for worker in workers
-            ]
+            for worker in workers:
+                worker.wait(timeout=max(0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             yield fail(f"two workers did not finish within {SELF_TEST_SECONDS} s")
             return
@@ -238,26 +195,27 @@ def self_test() -> Iterator[Finding]:
             for worker in workers:
                 worker.kill()
                 worker.wait()
-    failed = [error for worker, error in zip(workers, errors, strict=True) if worker.returncode]
-    if failed:
-        yield fail(f"two workers could not call each other:\n{failed[0]}")
-    else:
-        yield ok("two workers called each other")
+        failed = [rank for rank, worker in enumerate(workers) if worker.returncode]
+        if failed:
+            error = (folder / f"stderr{failed[0]}").read_text(errors="replace")
+            yield fail(f"two workers could not call each other:\n{error}")
+        else:
+            yield ok("two workers called each other")
 
 
-def _start_worker(rank: int, store: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SELF_TEST_PROGRAM, str(rank), store],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _start_worker(rank: int, folder: Path) -> subprocess.Popen[bytes]:
+    # A file takes all that a worker writes; a pipe would stop it until somebody reads.
+    with open(folder / f"stderr{rank}", "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-c", SELF_TEST_PROGRAM, str(rank), str(folder / "store")],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
 
 
 CHECKS = (
     versions,
-    native_parts,
-    registration,
+    entry_point,
     patches,
     network,
     key_file,

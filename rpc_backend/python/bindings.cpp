@@ -15,6 +15,7 @@
 #include "third_party/torch/interpreter.h"
 #include "transport/auth/auth_key.h"
 #include "transport/base/environment.h"
+#include "transport/io/interface.h"
 
 namespace py = pybind11;
 
@@ -281,6 +282,15 @@ void bindEnvironment(py::module_& module) {
         if (!key.ok()) throw py::value_error(key.error().text());
       },
       "Raises where init_rpc would refuse WEFT_AUTH_KEY_FILE.");
+  module.def(
+      "_check_interface",
+      [] {
+        const std::string wanted = environment::value(environment::kSocketIfname);
+        if (wanted.empty()) return;
+        const auto listen = transport::chooseListenAddress("", wanted);
+        if (!listen.ok()) throw py::value_error(listen.error().text());
+      },
+      "Raises where init_rpc would refuse WEFT_SOCKET_IFNAME.");
   module.def("_round_trip_bounds", &DurationHistogram::boundsInSeconds,
              "The bounds of _round_trips(), in seconds; the last count has none.");
   module.def("unknown_environment", &env::unknownNames,

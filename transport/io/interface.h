@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "transport/base/api.h"
 #include "transport/base/error.h"
 
 namespace weft::transport {
@@ -16,6 +17,7 @@ struct ListenChoice {
 // host; an Error names those there are. Else the address from which `master_host` is reached; when
 // that is this host itself (or empty), see the note in the result. May resolve names and so take
 // seconds: not for the loop thread.
-Result<ListenChoice> chooseListenAddress(const std::string& master_host, const std::string& wanted);
+WEFT_API Result<ListenChoice> chooseListenAddress(const std::string& master_host,
+                                                  const std::string& wanted);
 
 }  // namespace weft::transport

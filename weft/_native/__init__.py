@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -68,9 +69,10 @@ def tell_the_doctor(problem: str) -> None:
     """Ends ``python -m weft.doctor`` with why Weft cannot be loaded; in other programs does nothing."""
     # Python imports the package before the module that `-m` names: the word before the arguments.
     if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith("weft.doctor"):
-        from weft._native import doctor_alone
-
-        sys.exit(doctor_alone.main(problem))
+        found = f"torch {torch.__version__}" if torch else "no torch"
+        print(f"ok    Python {platform.python_version()}, {found}; Weft {_version.__version__}")
+        print(f"FAIL  {problem}")
+        sys.exit(1)
 
 
 if _problem := _load():
