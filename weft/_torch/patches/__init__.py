@@ -11,6 +11,8 @@ backend_capability and pg_coalesce_state. To see what a torch has changed::
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from weft._torch.patches import (
     batches,
     calls,
@@ -29,50 +31,25 @@ from weft._torch.patches import (
     timeouts,
     unpickler,
 )
+from weft._torch.patches.patch import Patch
+
+
+def _in(*modules: ModuleType) -> tuple[Patch, ...]:
+    """Every patch that the modules make, in their order."""
+    return tuple(
+        one for module in modules for one in vars(module).values() if isinstance(one, Patch)
+    )
+
 
 AT_IMPORT = (
-    device_guard.ensure,
-    devices.invoke_through_rref,
-    devices.tensors_in,
-    startup.init_rpc,
-    startup.create_store,
-    calls.invoke_rpc,
-    calls.invoke_rpc_torchscript,
-    calls.invoke_remote_builtin,
-    calls.serialize,
+    *_in(device_guard, devices, startup, calls),
     unpickler.ordered,
-    failures.run_function,
-    failures.deserialize,
-    failures.handle_exception,
-    timeouts.set_rpc_timeout,
-    rref.to_here,
-    rref.local_value,
-    rref.serialize,
-    futures.wait,
-    futures.then,
-    futures.add_done_callback,
-    shutdown.wait_all_workers,
-    shutdown.delete_rrefs,
-    shutdown.destroy_rref_context,
-    groups.monitored_barrier,
-    groups.set_pg_timeout,
-    groups.sequence_number,
-    groups.ddp_logging_data,
-    batches.batch_isend_irecv,
-    batches.coalescing_manager,
+    *_in(failures, timeouts, rref, futures, shutdown, groups, batches),
     *flight_recorder.PATCHES,
     *debug_server.PATCHES,
-    forward_ad.enter_dual,
-    forward_ad.exit_dual,
-    forward_ad.enter_jvp,
-    forward_ad.exit_jvp,
+    *_in(forward_ad),
 )
-ON_REQUEST = (
-    unpickler.restricted,
-    default.init_rpc,
-    default.init_process_group,
-    default.new_group,
-)
+ON_REQUEST = (unpickler.restricted, *_in(default))
 ALL = (*AT_IMPORT, *ON_REQUEST)
 
 
