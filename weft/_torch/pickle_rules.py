@@ -56,8 +56,9 @@ def restricted_getattr(owner: Any, attribute: str) -> Any:
     raise refused(f"and a pickle may not read attributes of {name_of(owner)}")
 
 
-def _is_tensor_index(*args: Any) -> bool:
-    return [type(one) for one in args] == [int]
+def _of_types(*forms: tuple[type, ...]) -> Callable[..., bool]:
+    """The check that the arguments are exactly of one of these lists of types."""
+    return lambda *args: tuple(map(type, args)) in forms
 
 
 def _is_rref(*args: Any) -> bool:
@@ -69,10 +70,6 @@ def _is_rref(*args: Any) -> bool:
     forked_on, parent = parts[3], parts[5]
     sender = _C._sender_of_message()
     return bool(forked_on == parent and (sender is None or sender == parent))
-
-
-def _is_bytes(*args: Any) -> bool:
-    return [type(one) for one in args] in ([], [bytes])  # bytearray(n) has n bytes
 
 
 def _is_named_tuple(*args: Any) -> bool:
@@ -88,40 +85,25 @@ def _is_small(*args: Any) -> bool:
     )
 
 
-def _is_device(*args: Any) -> bool:
-    return [type(one) for one in args] in ([str], [str, int])  # a number alone means an accelerator
-
-
-def _is_name(*args: Any) -> bool:
-    return [type(one) for one in args] == [str]
-
-
-def _is_text(*args: Any) -> bool:
-    # Python would import an encoding, and print a list.
-    return [type(one) for one in args] in ([], [str])
-
-
-def _is_empty(*args: Any) -> bool:
-    return not args
-
+_is_bytes = _of_types((), (bytes,))  # bytearray(n) has n bytes
 
 # What a pickle may call besides registered classes, and the check of the arguments.
 _CALLS: dict[int, Callable[..., bool]] = {
-    id(_RECEIVERS["_tensor_receiver"]): _is_tensor_index,
+    id(_RECEIVERS["_tensor_receiver"]): _of_types((int,)),
     id(_RECEIVERS["_py_rref_receiver"]): _is_rref,
     id(restricted_getattr): lambda *args: len(args) == 2,
     id(bytearray): _is_bytes,
     id(remade): _is_named_tuple,
-    id(collections.OrderedDict): _is_empty,  # its items follow as items
-    id(torch.serialization._get_layout): _is_name,
-    id(torch.device): _is_device,
+    id(collections.OrderedDict): _of_types(()),  # its items follow as items
+    id(torch.serialization._get_layout): _of_types((str,)),
+    id(torch.device): _of_types((str,), (str, int)),  # a number alone means an accelerator
     **{id(one): _is_small for one in (slice, range, complex, torch.Size)},
 }
 
 
 # What a registered class may be called with if its __new__ is that of one of these classes of Python's.
 _MAKERS: tuple[tuple[type | tuple[type, ...], Callable[..., bool]], ...] = (
-    (str, _is_text),
+    (str, _of_types((), (str,))),  # Python would import an encoding, and print a list
     ((bytes, bytearray), _is_bytes),
     (SIZED, _is_small),
 )
