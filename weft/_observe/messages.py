@@ -23,46 +23,39 @@ def with_messages_in_pairs(trace: dict[str, Any]) -> dict[str, Any]:
     entries = []
     for one in trace.get("entries", []):
         if "peer" in one:
-            pair = _Pair(one) if one["peer"] >= 0 and one["state"] != "completed" else None
-            if pair is None or not pair.ends:
+            if one["peer"] < 0 or one["state"] == "completed":
                 continue
-            groups[pair.name] = pair.config()
-            counts[pair.name] += 1
-            one = pair.entry(one, counts[pair.name])
+            pair = _in_pair(one)
+            if pair is None:
+                continue
+            group, one = pair
+            groups[group["name"]] = group
+            counts[group["name"]] += 1
+            one["collective_seq_id"] = one["p2p_seq_id"] = counts[group["name"]]
         entries.append(one)
     return {**trace, "pg_config": groups, "entries": entries}
 
 
-class _Pair:
-    """The group of a message's two ends. No ends: the process group has ended."""
-
-    def __init__(self, one: Entry) -> None:
-        group, description = one["process_group"]
-        ranks = current.ranks_of(group)
-        self.ends: list[int] = []
-        if max(one["rank"], one["peer"]) >= len(ranks):
-            return
-        self._own, self._peer = ranks[one["rank"]], ranks[one["peer"]]
-        self.ends = sorted((self._own, self._peer))
-        self._word = one["profiling_name"].partition(" ")[0]
-        self._arrow = "->" if self._word == "nccl:send" else "<-"
-        sender, receiver = (
-            (self._own, self._peer) if self._arrow == "->" else (self._peer, self._own)
-        )
-        tag = f", tag {one['tag']}" if one["tag"] else ""
-        self.name = f"{group}: rank {sender} to rank {receiver}{tag}"
-        self._description = f"messages in {description}"
-
-    def config(self) -> dict[str, str]:
-        return {"name": self.name, "desc": self._description, "ranks": str(self.ends)}
-
-    def entry(self, one: Entry, number: int) -> Entry:
-        """Its name has the places of the ranks in the group, of which there are two."""
-        places = self.ends.index(self._own), self.ends.index(self._peer)
-        return {
-            **one,
-            "profiling_name": f"{self._word} {places[0]}{self._arrow}{places[1]}",
-            "process_group": (self.name, self._description),
-            "collective_seq_id": number,
-            "p2p_seq_id": number,
-        }
+def _in_pair(one: Entry) -> tuple[dict[str, str], Entry] | None:
+    """The group of a message's two ends, and the message in it. None: the process group has ended."""
+    name, description = one["process_group"]
+    ranks = current.ranks_of(name)
+    if max(one["rank"], one["peer"]) >= len(ranks):
+        return None
+    own, peer = ranks[one["rank"]], ranks[one["peer"]]
+    ends = sorted((own, peer))
+    word = one["profiling_name"].partition(" ")[0]
+    arrow, sender, receiver = ("->", own, peer) if word == "nccl:send" else ("<-", peer, own)
+    tag = f", tag {one['tag']}" if one["tag"] else ""
+    group = {
+        "name": f"{name}: rank {sender} to rank {receiver}{tag}",
+        "desc": f"messages in {description}",
+        "ranks": str(ends),
+    }
+    # Its name has the places of the ranks in the group, of which there are two.
+    places = f"{ends.index(own)}{arrow}{ends.index(peer)}"
+    return group, {
+        **one,
+        "profiling_name": f"{word} {places}",
+        "process_group": (group["name"], group["desc"]),
+    }
