@@ -44,6 +44,9 @@ class Peer:
     arena_fallbacks: int
 
 
+PEER_NUMBERS = tuple(one.name for one in dataclasses.fields(Peer) if one.name != "transport")
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """The collectives of a process group on CPU tensors.
@@ -135,8 +138,7 @@ def _peers(info: dict[str, str]) -> dict[str, Peer]:
         if key.startswith(_PEER):
             name, _, what = key.removeprefix(_PEER).rpartition(".")
             found.setdefault(name, {})[what] = text
-    names = [field.name for field in dataclasses.fields(Peer) if field.name != "transport"]
     return {
-        name: Peer(**{one: int(row[one]) for one in names}, transport=row["transport"])
+        name: Peer(**{one: int(row[one]) for one in PEER_NUMBERS}, transport=row["transport"])
         for name, row in found.items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft._observe.metrics import Latencies, Metrics, metrics
+from weft._observe.metrics import PEER_NUMBERS, Latencies, Metrics, metrics
 
 # What each figure is, by its name without weft_. Of the agent's numbers the rest are counters.
 _HELP = {
@@ -24,7 +24,6 @@ _HELP = {
     "peer_bytes_sent": "Bytes to the worker.",
     "peer_messages_received": "Messages from the worker.",
     "peer_messages_sent": "Messages to the worker.",
-    "peer_queued_bytes": "Bytes that the worker has not taken yet.",
     "peer_reconnects": "Connections to the worker made again after one broke.",
     "requests_dropped": "Requests not run because their callers had given up.",
     "requests_refused": "Requests refused by the policy or by a limit.",
@@ -47,13 +46,13 @@ _GAUGES = {
     "device_messages_held": "Messages sent whose tensors are still being read.",
     "exported_bytes_held": "Bytes of memory of weft.empty in use.",
     "gil_average_wait_time_us": "Microseconds that a request waits for Python's lock.",
+    "peer_queued_bytes": "Bytes that the worker has not taken yet.",
 }
 _REFUSED = "connections_refused_by_"
-_PEER_GAUGES = {"queued_bytes"}
-_PEER_FIGURES = (
-    *("bytes_sent", "bytes_received", "messages_sent", "messages_received"),
-    *("queued_bytes", "reconnects", "arena_bytes_sent", "arena_fallbacks"),
-)
+
+
+def _kind(name: str) -> str:
+    return "gauge" if name in _GAUGES else "counter"
 
 
 def _help(name: str) -> str:
@@ -77,14 +76,14 @@ def metrics_text() -> str:
     lines = _Lines()
     for name, value in sorted(now.counters.items()):
         if not name.startswith("round_trip_us_"):  # the histograms say it
-            lines.add(name, "gauge" if name in _GAUGES else "counter", {}, value)
+            lines.add(name, _kind(name), {}, value)
     lines.add("oldest_call_seconds", "gauge", {}, now.oldest_call)
     lines.add("rrefs_owned", "gauge", {}, now.rrefs_owned)
     lines.add("rrefs_held", "gauge", {}, now.rrefs_held)
-    for what in _PEER_FIGURES:
-        kind = "gauge" if what in _PEER_GAUGES else "counter"
+    for what in PEER_NUMBERS:
+        name = f"peer_{what}"
         for peer, figures in sorted(now.peers.items()):
-            lines.add(f"peer_{what}", kind, {"peer": peer}, getattr(figures, what))
+            lines.add(name, _kind(name), {"peer": peer}, getattr(figures, what))
     _add_groups(lines, now)
     for kind, latencies in sorted(now.round_trips.items()):
         _add_histogram(lines, kind, now.bounds, latencies)
@@ -92,8 +91,7 @@ def metrics_text() -> str:
 
 
 def _add_groups(lines: _Lines, now: Metrics) -> None:
-    for what in ("collectives", "seconds"):
-        name = "collectives" if what == "collectives" else "collective_seconds"
+    for what, name in (("collectives", "collectives"), ("seconds", "collective_seconds")):
         for group, figures in sorted(now.groups.items()):
             lines.add(name, "counter", {"group": group}, getattr(figures, what))
     for group, figures in sorted(now.groups.items()):
