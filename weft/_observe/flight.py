@@ -141,7 +141,7 @@ def dump_flight_record(path: str | os.PathLike[str] | None = None) -> Path:
 
 def rank() -> int:
     """Of the default process group, else of the RPC group, else 0."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         return dist.get_rank()
     agent = current.agent()
     return agent.get_worker_info().id if agent is not None else 0

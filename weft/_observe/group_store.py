@@ -26,7 +26,7 @@ class GroupStore:
         Raises:
             RuntimeError: the Store does not answer; the next call does not try again.
         """
-        if dist.is_available() and dist.is_initialized():
+        if dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()
             group: weakref.ref[dist.Store] | int | None = weakref.ref(store)
         else:  # Python's objects of an agent and of its Store do not stay

@@ -48,7 +48,7 @@ def identity() -> State:
     """Who this process is; ``error`` is for those who ask."""
     agent = current.agent()
     own = agent.get_worker_info() if agent is not None else None
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    rank = dist.get_rank() if dist.is_initialized() else 0
     return {
         "name": own.name if own is not None else f"rank {rank}",
         "rank": own.id if own is not None else rank,

@@ -25,14 +25,9 @@ def agent() -> _C.WeftAgent | None:
     return found if isinstance(found, _C.WeftAgent) else None
 
 
-def backends() -> list[Any]:
-    """The Weft backends of this process's groups."""
-    return [backend for _, backend in named_backends()]
-
-
 def named_backends() -> list[tuple[str, Any]]:
     """The Weft backends of this process's groups, with the groups' names."""
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         return []
     groups = list(dist.distributed_c10d._world.pg_map)
     found = {
@@ -51,7 +46,7 @@ def group_text(name: str) -> str:
 
 def ranks_of(name: str) -> list[int]:
     """The global ranks of the process group with this name; none if it has ended."""
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         return []
     world = dist.distributed_c10d._world
     found = next((one for one in list(world.pg_map) if one.group_name == name), None)

@@ -82,7 +82,7 @@ def register_backend(
 
 def _shut_down_at_exit() -> None:
     """Ends an agent and groups that the program forgot, while the interpreter still lives."""
-    for backend in current.backends():
+    for _, backend in current.named_backends():
         with contextlib.suppress(Exception):
             backend.shutdown()
     _C._wait_for_callbacks(_CALLBACKS_LIMIT)

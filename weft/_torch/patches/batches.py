@@ -18,7 +18,7 @@ from weft._torch.patches.patch import Function, patch
 
 
 def _has_groups() -> bool:
-    return bool(current.backends())
+    return bool(current.named_backends())
 
 
 @patch(

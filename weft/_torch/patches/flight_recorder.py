@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from weft import _C
 from weft._torch import current
@@ -54,7 +53,7 @@ def dump_pickle(
 
 def torch_records() -> bool:
     """Whether this torch records groups of any backend itself."""
-    return not dist.is_available() or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
+    return hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
 
 
 PATCHES: tuple[Patch, ...] = () if torch_records() else (dump_json, dump_pickle)
