@@ -210,14 +210,6 @@ class RemoteModule(ModuleElsewhere):
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._call_async(method, *args, **kwargs).wait()
 
-    def _at_owner(self, function: Callable[..., Any], *args: Any) -> Any:
-        return rpc.rpc_sync(
-            self.module_rref.owner(),
-            function,
-            args=(self.module_rref, *args),
-            timeout=self.timeout,
-        )
-
     @uncompiled
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's ``forward`` there and waits for the result."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.distributed.rpc import PyRRef as RRef
 from typing_extensions import Self
@@ -39,11 +40,17 @@ def _metadata(
 class ModuleElsewhere(nn.Module):
     """Does at the owner what ``nn.Module`` does to its own layers. Not for use by itself."""
 
+    # And `timeout`, without an annotation: torch.jit compiles it, and reads none that is a text.
     module_rref: RRef
 
     def _at_owner(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of ``weft._remote.at_owner`` there, with the module first."""
-        raise NotImplementedError
+        return rpc.rpc_sync(
+            self.module_rref.owner(),
+            function,
+            args=(self.module_rref, *args),
+            timeout=self.timeout,
+        )
 
     def train(self, mode: bool = True) -> Self:
         self._at_owner(at_owner.change, "train", mode)
