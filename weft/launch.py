@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from multiprocessing.connection import wait
 
 _PATIENCE = 10.0  # seconds for the workers to leave once the program has ended
 
@@ -48,7 +47,7 @@ class Workers:
         """Until the program has ended: starts workers again."""
         of_program = os.pidfd_open(program.pid)
         try:
-            while of_program not in (ended := _ended([of_program, *self._running])):
+            while of_program not in (ended := wait([of_program, *self._running])):
                 for pidfd in ended:
                     self._lost(pidfd)
         finally:
@@ -57,7 +56,7 @@ class Workers:
     def end(self, patience: float = _PATIENCE) -> None:
         """Waits until the workers have left, and kills those that do not."""
         while self._running:
-            for pidfd in _ended(self._running, patience) or list(self._running):
+            for pidfd in wait(self._running, patience) or list(self._running):
                 self._running[pidfd][1].kill()
                 self._forget(pidfd)
 
@@ -76,14 +75,6 @@ class Workers:
         rank, process = self._running.pop(pidfd)
         os.close(pidfd)
         return rank, process.wait()
-
-
-def _ended(pidfds: Iterable[int], patience: float | None = None) -> list[int]:
-    """Waits until one of the processes has ended; empty: none has, within the patience."""
-    poll = select.poll()
-    for pidfd in pidfds:
-        poll.register(pidfd, select.POLLIN)
-    return [pidfd for pidfd, _ in poll.poll(None if patience is None else patience * 1e3)]
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
