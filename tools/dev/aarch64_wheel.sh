@@ -33,16 +33,13 @@ need_aarch64_venv() {
 
 # Leaves the shared objects in SITE. Another torch, so another output base than the tests' one.
 aarch64_build() {
-  local bin target file
+  local bin
   local targets=("${BUILD_TARGETS[@]}" //:libweft_cuda.so)
   local flags=("${AARCH64_BAZEL[@]}" "--repo_env=WEFT_PYTHON=$AARCH64_PY")
   say "build: Weft for aarch64 against torch $TORCH_VERSION"
   bazel_run build "${flags[@]}" "${targets[@]}" >&2
   bin="$(bazel_bin "${flags[@]}")"
-  for target in "${targets[@]}"; do
-    file="${target#//}"
-    place "$bin/${file/:/\/}" "$SITE/weft/${target##*:}"
-  done
+  place_targets "$bin" "${targets[@]}"
 }
 
 # In a venv beside torch's, whose packages it takes: nothing of the checkout is in reach.

@@ -25,6 +25,15 @@ place() {
   mv "$to.new" "$to"
 }
 
+# place_targets BIN TARGET…: the shared objects of these targets, into the package.
+place_targets() {
+  local bin="$1" target file
+  for target in "${@:2}"; do
+    file="${target#//}"
+    place "$bin/${file/:/\/}" "$SITE/weft/${target##*:}"
+  done
+}
+
 # Whether torch came with CUDA; a GPU is another matter.
 has_cuda() { [[ -n "$(find "$VENV/lib" -path '*/torch/lib/libtorch_cuda.so' -print -quit)" ]]; }
 
@@ -58,10 +67,7 @@ build_locked() {
     bazel_run build --show_progress_rate_limit=1 "${BUILD_TARGETS[@]}" 2>&1 >/dev/null |
       "$PY" -I "$WEFT_ROOT/tools/progress.py"
     bin="$(bazel_bin)"
-    place "$bin/libweft.so" "$SITE/weft/libweft.so"
-    place "$bin/c10d_plugin/net/gloo/libweft_gloo.so" "$SITE/weft/libweft_gloo.so"
-    place "$bin/_C.so" "$SITE/weft/_C.so"
-    if has_cuda; then place "$bin/libweft_cuda.so" "$SITE/weft/libweft_cuda.so"; fi
+    place_targets "$bin" "${BUILD_TARGETS[@]}"
     mv "$BUILD/.building" "$BUILD/.built"
     stamp "$BUILD/.built-key" "$key"
   fi

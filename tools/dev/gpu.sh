@@ -12,19 +12,10 @@ run_gpu() {
   (cd "$WEFT_ROOT" && env "${WEFT_ENV[@]}" "PYTHONPATH=$SITE:$WEFT_ROOT" bash tools/gpu/run.sh "$@")
 }
 
-# The interpreter that the archive is made for.
-gpu_python() {
-  local candidate
-  for candidate in "python$GPU_PYTHON" "$HOME"/.pyenv/versions/"$GPU_PYTHON".*/bin/python3; do
-    "$candidate" -c 'import sys; print(sys.executable)' 2>/dev/null && return
-  done
-  die "gpu-bundle needs Python $GPU_PYTHON"
-}
-
 # From a clone, so that the archive is a commit's and this checkout's build stays as it is.
 run_gpu_bundle() {
   local work="$BUILD/gpu-bundle" python archive="$WEFT_ROOT/dist/weft-gpu.tar.gz" bytes
-  python="$(gpu_python)"
+  python="$(python_of "$GPU_PYTHON")" || die "gpu-bundle needs Python $GPU_PYTHON"
   rm -rf "$work"
   mkdir -p "$work/weft-gpu" "$(dirname "$archive")"
   git -C "$WEFT_ROOT" -c safe.directory='*' archive HEAD bench tests/conftest.py tests/support \
