@@ -9,6 +9,7 @@
 #include "transport/base/os/system_error.h"
 #include "transport/base/peer_name.h"
 #include "transport/base/thrown.h"
+#include "transport/io/iovec_cursor.h"
 
 namespace weft::transport {
 namespace {

@@ -15,7 +15,6 @@
 
 #include "transport/frame/frame_reader.h"
 #include "transport/io/event_loop.h"
-#include "transport/io/iovec_cursor.h"
 #include "transport/io/poll.h"
 #include "transport/io/stream.h"
 #include "transport/io/timer.h"

@@ -130,7 +130,7 @@ class Outbox {
   QueueLimit limit_;
   FrameOrder order_;
   std::shared_ptr<Stream> stream_;
-  Error reason_;  // why nothing is sent any more: the goodbye was, or kShut
+  Error reason_;  // unless ok: why nothing is taken any more
   std::uint64_t bytes_sent_ = 0;
 };
 
