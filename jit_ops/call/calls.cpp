@@ -1,8 +1,6 @@
 #include "jit_ops/call/calls.h"
 
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
@@ -15,6 +13,7 @@
 #include <stdexcept>
 
 #include "jit_ops/call/find_operator.h"
+#include "jit_ops/call/recording.h"
 #include "jit_ops/serve/plain_errors.h"
 #include "jit_ops/serve/service.h"
 #include "jit_ops/values/coerce.h"
@@ -75,25 +74,6 @@ void warnIfCut(const at::IValue& value, const Call& call) {
                   "torch.distributed.autograd.backward() in this context waits for them forever. "
                   "Call it with detached tensors (x.detach())");
 }
-
-// torch's functions have distributed autograd record a call also where gradients are off: the
-// result would need them, and a backward pass of the worker wait for them. They record none where
-// the thread is in no context.
-class NotRecordedWithoutGradients {
-  using Container = torch::distributed::autograd::DistAutogradContainer;
-
- public:
-  NotRecordedWithoutGradients() : context_(Container::currentContextId()) {
-    if (!at::GradMode::is_enabled() && inAutogradContext())
-      Container::getInstance().clearCurrentContext();
-  }
-  ~NotRecordedWithoutGradients() { Container::forceCurrentContextId(context_); }
-  NotRecordedWithoutGradients(const NotRecordedWithoutGradients&) = delete;
-  NotRecordedWithoutGradients& operator=(const NotRecordedWithoutGradients&) = delete;
-
- private:
-  const std::int64_t context_;
-};
 
 Values toStack(Call& call, std::size_t extra) {
   Values stack;
@@ -170,11 +150,6 @@ std::string describe(const Call& call) {
   return call.name + "." + call.options.method + version + " at worker '" + call.worker + "'";
 }
 
-bool inAutogradContext() {
-  return trpc::RpcAgent::isCurrentRpcAgentSet() &&
-         torch::distributed::autograd::DistAutogradContainer::getInstance().hasValidContext();
-}
-
 std::shared_ptr<trpc::RpcAgent> currentAgent() {
   if (!trpc::RpcAgent::isCurrentRpcAgentSet()) {
     throw std::runtime_error(
@@ -232,7 +207,7 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
 
 FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   if (rref->isOwner()) {
-    if (const auto agent = rpc::WeftAgent::current()) agent->onOwnWait(rref->rrefId());
+    if (const auto agent = rpc::WeftAgent::current()) agent->rrefs().onOwnWait(rref->rrefId());
     return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
   }
   checkFetchable(*rref);

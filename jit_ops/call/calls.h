@@ -46,9 +46,6 @@ struct Call {
 // "encoder.forward version 2 at worker 'server'", for errors.
 std::string describe(const Call& call);
 
-// Whether distributed autograd records the calls that this thread makes.
-bool inAutogradContext();
-
 // This process's agent. Throws std::runtime_error when the process is in no RPC group.
 std::shared_ptr<torch::distributed::rpc::RpcAgent> currentAgent();
 

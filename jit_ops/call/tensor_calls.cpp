@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "jit_ops/call/calls.h"
+#include "jit_ops/call/recording.h"
 #include "jit_ops/call/tensor_calls.h"
 #include "jit_ops/values/nested_values.h"
 

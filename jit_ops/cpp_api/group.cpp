@@ -135,7 +135,7 @@ void Group::shutdown(double timeout) try {
   const auto seconds = static_cast<float>(timeout);
   try {
     if (agent->isStaticGroup()) agent->barrier(seconds);
-    agent->failUnfinishedRRefs();
+    agent->rrefs().failUnfinished();
     trpc::RRefContext::getInstance().delAllUsersAndUnforkedOwners(kRRefWait);
     agent->join(/*shutdown=*/true, seconds);
   } catch (...) {
@@ -149,7 +149,7 @@ void Group::shutdown(double timeout) try {
 
 void Group::finish(rpc::WeftAgent& agent, bool ignore_leaks) noexcept {
   try {
-    agent.warnAboutLeakedRRefs(ignore_leaks);
+    agent.rrefs().warnAboutLeaks(ignore_leaks);
     // Values are freed when this goes, after torch's lock.
     const auto values = trpc::RRefContext::destroyInstance(/*ignoreRRefLeak=*/true);
     agent.shutdown();

@@ -232,33 +232,6 @@ std::string WeftAgent::nameOf(worker_id_t id) const {
   return parts_->group.directory().nameOf(id);
 }
 
-void WeftAgent::onOwnWait(const torch::distributed::rpc::RRefId& value) {
-  checkProcess("waiting for the value of an RRef");
-  parts_->rrefs.onOwnWait(fromTorch(value));
-}
-
-void WeftAgent::failUnfinishedRRefs() {
-  if (parts_->context.process.holds()) parts_->rrefs.failUnfinished();
-}
-
-void WeftAgent::undoFork(const PickledRRef& rref) {
-  if (parts_->context.process.holds()) parts_->rrefs.lifecycle().undoFork(rref);
-}
-
-bool WeftAgent::isOrphan(const RRefKey& value, worker_id_t owner) const {
-  checkProcess("asking for an RRef");
-  return parts_->rrefs.isOrphan(value, owner);
-}
-
-std::vector<RRefRow> WeftAgent::rrefReport() const {
-  checkProcess("weft.rref_report()");
-  return parts_->rrefs.lifecycle().report();
-}
-
-void WeftAgent::warnAboutLeakedRRefs(bool ignored) const {
-  if (parts_->context.process.holds()) parts_->rrefs.warnAboutLeaks(ignored);
-}
-
 void WeftAgent::addGilWaitTime(std::chrono::microseconds wait) {
   parts_->context.metrics.gil_wait_us.fetch_add(static_cast<std::uint64_t>(wait.count()),
                                                 std::memory_order_relaxed);

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "rpc_backend/agent/agent_config.h"
+#include "rpc_backend/agent/agent_rrefs.h"
 #include "rpc_backend/call/inline_waiter.h"
 #include "rpc_backend/core/metrics.h"
 #include "transport/base/api.h"
@@ -34,7 +35,6 @@
 namespace weft::rpc {
 
 struct AgentParts;
-struct RRefKey;      // rpc_backend/wire/rref_wire.h
 struct WaitingCall;  // rpc_backend/call/call_table.h
 
 class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<WeftAgent> {
@@ -110,26 +110,10 @@ class WEFT_API WeftAgent : public RpcAgent, public std::enable_shared_from_this<
   // A worker's name, also after it has left; "?" when there never was one.
   std::string nameOf(worker_id_t id) const;
 
+  AgentRRefs rrefs() const noexcept { return AgentRRefs(*parts_); }
   // The oldest first, at most `most`.
   std::vector<WaitingCall> waitingCalls(std::size_t most) const;
   const AgentMetrics& counters() const noexcept;
-
-  // A thread of this process is about to wait for a value of this worker's own: the wait ends with
-  // an error when the call that creates the value fails or does not come.
-  void onOwnWait(const torch::distributed::rpc::RRefId& value);
-  // rpc.shutdown is about to wait until nobody refers to values of this worker: it does not wait
-  // for those whose creation has not ended.
-  void failUnfinishedRRefs();
-  // A message whose pickling failed had forked this RRef: nobody will get the fork.
-  void undoFork(const PickledRRef& rref);
-  // The values owned here that others refer to, and the references held here.
-  std::vector<RRefRow> rrefReport() const;
-  // Whether the value of `owner` was released because the owner was lost, though it may be back.
-  bool isOrphan(const RRefKey& value, worker_id_t owner) const;
-  // One warning for each value owned here that others still refer to; at most 10, then a count.
-  // Call it at the end, when nobody should refer to one. `ignored`: the program does not care, so
-  // they come only where the log has information, too.
-  void warnAboutLeakedRRefs(bool ignored) const;
 
  protected:
   // Holds a new agent, but never destroys it in a forked child.

@@ -129,7 +129,7 @@ py::list rrefReport(WeftAgent& agent) {
   std::vector<RRefRow> rows;
   {
     const py::gil_scoped_release no_gil;
-    rows = agent.rrefReport();
+    rows = agent.rrefs().report();
   }
   const auto name = [&](Rank rank) { return agent.nameOf(static_cast<worker_id_t>(rank)); };
   py::list out;
@@ -228,16 +228,20 @@ void bindAgent(py::module_& module) {
           "_is_orphan",
           [](const WeftAgent& self, const torch::distributed::rpc::PyRRef& rref) {
             const auto value = torch::distributed::rpc::fromRRefInterface(rref.toIValue().toRRef());
-            return self.isOrphan(fromTorch(value->rrefId()), value->owner());
+            return self.rrefs().isOrphan(fromTorch(value->rrefId()), value->owner());
           },
           py::arg("rref"),
           "Whether the RRef's value was released because its owner was lost, though it may be "
           "back.")
       .def("rref_report", &rrefReport, "The rows of weft.rref_report().")
-      .def("fail_unfinished_rrefs", &WeftAgent::failUnfinishedRRefs, no_gil,
-           "Ends the values whose creation has not ended, before rpc.shutdown waits for all.")
-      .def("warn_about_leaked_rrefs", &WeftAgent::warnAboutLeakedRRefs, py::arg("ignored"), no_gil,
-           "One warning for each value here that others still refer to.")
+      .def(
+          "fail_unfinished_rrefs", [](const WeftAgent& self) { self.rrefs().failUnfinished(); },
+          no_gil,
+          "Ends the values whose creation has not ended, before rpc.shutdown waits for all.")
+      .def(
+          "warn_about_leaked_rrefs",
+          [](const WeftAgent& self, bool ignored) { self.rrefs().warnAboutLeaks(ignored); },
+          py::arg("ignored"), no_gil, "One warning for each value here that others still refer to.")
       .def("_get_backend_options", &WeftAgent::options, py::return_value_policy::copy)
       .def_property_readonly(
           "devices", [](const WeftAgent& agent) { return agent.getDevices(); },

@@ -125,7 +125,7 @@ void awaitOwnValue(const PyRRef& rref) {
   // Where it has failed the value will never come, and torch raises.
   if (!owned || owned->hasValue() || owned->getTimedOut()) return;
   const py::gil_scoped_release no_gil;
-  if (const auto agent = WeftAgent::current()) agent->onOwnWait(owned->rrefId());
+  if (const auto agent = WeftAgent::current()) agent->rrefs().onOwnWait(owned->rrefId());
   awaitInterruptibly(*owned->getFuture());
 }
 
@@ -137,7 +137,7 @@ void forgetForks(const std::vector<ForkData>& forks) {
   const auto agent = WeftAgent::current();
   if (!agent) return;
   for (const auto& [owner, made_on, value, forked_on, fork, parent, type] : forks)
-    agent->undoFork({owner, {{made_on, value}, {forked_on, fork}}, parent});
+    agent->rrefs().undoFork({owner, {{made_on, value}, {forked_on, fork}}, parent});
 }
 
 }  // namespace

@@ -59,13 +59,13 @@ class RRefService {
   // A thread of this process is about to wait for a value of its own: the same.
   void onOwnWait(const RRefKey& value);
 
-  // As WeftAgent::isOrphan().
+  // As AgentRRefs::isOrphan().
   bool isOrphan(const RRefKey& value, worker_id_t owner) const {
     return orphans_.contains(value, static_cast<Rank>(owner));
   }
-  // As WeftAgent::failUnfinishedRRefs().
+  // As AgentRRefs::failUnfinished().
   void failUnfinished();
-  // As WeftAgent::warnAboutLeakedRRefs().
+  // As AgentRRefs::warnAboutLeaks().
   void warnAboutLeaks(bool ignored) const;
 
  private:

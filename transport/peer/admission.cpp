@@ -73,7 +73,7 @@ RefusalCode Admission::mayReplace(Peer& peer, const Hello& hello, const SessionC
   const std::string who = describePeer(peer.name(), peer.rank());
   if (peer.life().now() == PeerState::kConnected &&
       peer.silence() < 3 * context_.options.heartbeat_interval) {
-    if (warned_of_.insert(hello.incarnation).second) {
+    if (std::exchange(warned_of_[peer.rank()], hello.incarnation) != hello.incarnation) {
       log(LogLevel::kWarning, "another process says that it is " + who +
                                   ", which is alive; it is refused as long as that one is");
     }

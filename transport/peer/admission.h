@@ -78,8 +78,8 @@ class Admission final : public AcceptPolicy {
   const Replaced on_replaced_;
   std::unordered_map<std::int32_t, PendingPeer> pending_;
   std::unordered_set<std::uint64_t> displaced_;  // their incarnations
-  // The incarnations of those that wanted to replace a peer that is alive.
-  std::unordered_set<std::uint64_t> warned_of_;
+  // By rank, the incarnation of the last one that wanted to replace a peer that is alive.
+  std::unordered_map<std::int32_t, std::uint64_t> warned_of_;
   bool closed_ = false;
 };
 
