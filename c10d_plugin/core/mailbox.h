@@ -85,7 +85,7 @@ class Mailbox {
   // Tells the mailbox how far the operations of a channel have come. An error (kInvalidArgument): a
   // message is here that no operation takes, because its sender called another one. If such a
   // message comes later, the mailbox aborts itself with that error. In a group of one, whose
-  // operations have no messages: why the mailbox was aborted.
+  // operations have no messages: why the mailbox was aborted or closed.
   virtual transport::Error reached(const OpStage& stage) = 0;
 
   // The ranks, ascending, that owe a collective a message which has not been announced yet.

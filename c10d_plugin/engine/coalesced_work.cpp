@@ -1,8 +1,10 @@
 #include "c10d_plugin/engine/coalesced_work.h"
 
 #include <ATen/core/ivalue.h>
+#include <cxxabi.h>
 
 #include <algorithm>
+#include <new>
 
 #include "transport/base/deadline.h"
 
@@ -28,15 +30,22 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   using std::chrono::steady_clock;
   const auto deadline = transport::deadlineAfter(timeout);
   std::exception_ptr failure;
+  const auto keep = [&] {
+    if (!failure) failure = std::current_exception();
+  };
   for (const auto& part : parts_) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
     try {
       part->wait(timeout == kNoTimeout ? kNoTimeout : std::max(milliseconds(1), left));
+    } catch (const abi::__forced_unwind&) {
+      throw;  // pthread_exit(): the thread ends
     } catch (const c10::Error&) {
-      if (!failure) failure = std::current_exception();
+      keep();
+    } catch (const std::bad_alloc&) {
+      keep();
     } catch (...) {
       if (std::current_exception() != part->exception()) throw;  // it is not the part's own
-      if (!failure) failure = std::current_exception();
+      keep();
     }
   }
   if (failure) std::rethrow_exception(failure);

@@ -1,6 +1,7 @@
 #include "c10d_plugin/engine/coalescing_batches.h"
 
 #include <c10/util/Exception.h>
+#include <cxxabi.h>
 
 #include <algorithm>
 #include <exception>
@@ -63,6 +64,8 @@ CoalescingBatches::WorkPtr CoalescingBatches::end() {
   for (const BackendPtr& backend : batch.backends) {
     try {
       if (auto work = backend->endCoalescing()) works.push_back(std::move(work));
+    } catch (const abi::__forced_unwind&) {
+      throw;  // pthread_exit(): the thread ends
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }

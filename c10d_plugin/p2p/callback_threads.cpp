@@ -1,6 +1,7 @@
 #include "c10d_plugin/p2p/callback_threads.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -23,10 +24,10 @@ bool runOnOwnThread(std::function<void()> callbacks) {
   static_cast<void>(watched);
   running.fetch_add(1);
   const auto thrown = transport::thrownBy([&] {
-    std::thread([callbacks = std::move(callbacks)]() mutable {
+    std::thread([callbacks = std::move(callbacks), process = ::getpid()]() mutable {
       callbacks();
       callbacks = nullptr;  // it may hold what needs the GIL to be released
-      running.fetch_sub(1);
+      if (process == ::getpid()) running.fetch_sub(1);  // else a callback has forked
     }).detach();
   });
   if (thrown) running.fetch_sub(1);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/thrown.h"
 
 namespace weft::collectives::shm {
 
@@ -61,11 +62,13 @@ void DirectData::withdraw() {
   // bytes that come later would be in what the caller makes of its memory.
   while (offering_ && !segment_.awaitWriters(rank_) && !heap_.detach()) {
     if (std::exchange(told, true)) continue;
-    transport::log(transport::LogLevel::kWarning,
-                   "process group: an operation of rank " + std::to_string(rank_) +
-                       " has failed, and ends once another rank goes on or ends, which was stopped "
-                       "while it wrote into this one's tensors: the system refuses to make their "
-                       "memory private");
+    static_cast<void>(transport::thrownBy([&] {  // there may be no memory for the text
+      transport::log(transport::LogLevel::kWarning,
+                     "process group: an operation of rank " + std::to_string(rank_) +
+                         " has failed, and ends once another rank goes on or ends, which was "
+                         "stopped while it wrote into this one's tensors: the system refuses to "
+                         "make their memory private");
+    }));
   }
 }
 

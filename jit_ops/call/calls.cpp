@@ -1,5 +1,6 @@
 #include "jit_ops/call/calls.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/autograd/utils.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
@@ -10,8 +11,10 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 
+#include "jit_ops/call/background_fetch.h"
 #include "jit_ops/call/find_operator.h"
 #include "jit_ops/call/recording.h"
 #include "jit_ops/serve/plain_errors.h"
@@ -120,7 +123,7 @@ void checkFetchable(const trpc::RRef& rref) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' holds a Python object, which only Python can fetch");
   }
-  if (rpc::torch_rrefs::wasDropped(rref)) {
+  if (rpc::torch_rrefs::wasDropped(rref) || BackgroundFetch::isDropped(rref)) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' was dropped here, and cannot be fetched any more");
   }
@@ -128,6 +131,14 @@ void checkFetchable(const trpc::RRef& rref) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' has no value: the call that was to make it failed");
   }
+}
+
+// The future of a value of this worker's own.
+FuturePtr ownValue(trpc::OwnerRRef& rref) {
+  const auto agent = rpc::WeftAgent::current();
+  const bool ended = rref.hasValue() || rref.getTimedOut();
+  if (agent && !ended) agent->rrefs().onOwnWait(rref.rrefId());
+  return rref.getFuture();
 }
 
 // The caller's value from the answer to `call`. `wanted`: its arguments, which are gone, wanted
@@ -206,26 +217,23 @@ RRefPtr callRemote(Call call, const c10::TypePtr& type) try {
 }
 
 FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
-  if (rref->isOwner()) {
-    if (const auto agent = rpc::WeftAgent::current()) agent->rrefs().onOwnWait(rref->rrefId());
-    return c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref)->getFuture();
-  }
+  if (rref->isOwner()) return ownValue(*c10::static_intrusive_pointer_cast<trpc::OwnerRRef>(rref));
   checkFetchable(*rref);
   // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;
-  const rpc::FetchInBackground background;
-  const FuturePtr answer =
-      send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
-  // The reference lives until the answer has come: the owner deletes a value with its last one.
-  return answer->then(
-      [rref](JitFuture& answered) {
-        if (answered.hasError()) throw std::runtime_error(errorOf(answered));
-        trpc::MessageType type = trpc::MessageType::UNKNOWN;
-        const auto response =
-            trpc::deserializeResponse(*answered.constValue().toCustomClass<trpc::Message>(), type);
-        return static_cast<trpc::RRefFetchRet&>(*response).values().front();
-      },
-      rref->type());
+  const auto fetch = std::make_shared<const BackgroundFetch>(rref);
+  const FuturePtr answer = [&] {
+    const rpc::FetchInBackground background;
+    return send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
+  }();
+  return answer->then(at::wrapPropagateTLSState([fetch](JitFuture& answered) {
+                        if (answered.hasError()) throw std::runtime_error(errorOf(answered));
+                        trpc::MessageType type = trpc::MessageType::UNKNOWN;
+                        const auto response = trpc::deserializeResponse(
+                            *answered.constValue().toCustomClass<trpc::Message>(), type);
+                        return static_cast<trpc::RRefFetchRet&>(*response).values().front();
+                      }),
+                      rref->type());
 } catch (const c10::Error& error) {
   throwWithoutStack(error);
 }
@@ -245,7 +253,9 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
   throwWithoutStack(error);
 }
 
-void drop(const RRefPtr& rref) try { rref->tryDel(); } catch (const c10::Error& error) {
+void drop(const RRefPtr& rref) try {
+  BackgroundFetch::drop(*rref);
+} catch (const c10::Error& error) {
   throwWithoutStack(error);
 }
 

@@ -71,8 +71,8 @@ WEFT_API RRefPtr callRemote(Call call, const c10::TypePtr& type = nullptr);
 WEFT_API at::IValue fetch(const RRefPtr& rref, double timeout = kGroupsTimeout,
                           const c10::TypePtr& type = nullptr);
 WEFT_API FuturePtr fetchAsync(const RRefPtr& rref, double timeout = kGroupsTimeout);
-// Releases the value now instead of when the last copy of the RRef is destroyed; it can't be
-// fetched here any more. Does nothing on the owner itself.
+// Releases the value now, or after its fetches under way, instead of when the last copy of the RRef
+// is destroyed; it can't be fetched here any more. Does nothing on the owner itself.
 WEFT_API void drop(const RRefPtr& rref);
 
 // Calls a built-in operator of the worker's torch, such as "aten::add.Tensor". Without an overload

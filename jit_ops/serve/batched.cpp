@@ -12,7 +12,6 @@
 
 #include "jit_ops/serve/plain_errors.h"
 #include "rpc_backend/core/call_context.h"
-#include "rpc_backend/serve/error_text.h"
 
 namespace weft::ops {
 
@@ -177,7 +176,7 @@ class Batched : public Servable {
     } catch (const std::exception& error) {
       if (requests.size() == 1) {
         requests[0].answer->setErrorIfNeeded(
-            std::make_exception_ptr(std::runtime_error(rpc::withoutStack(error.what()))));
+            std::make_exception_ptr(std::runtime_error(textOf(error))));
         return;
       }
       for (Request& request : requests) {

@@ -149,6 +149,12 @@ FuturePtr Servable::asFuture(at::IValue value, const c10::TypePtr& type) {
   return future;
 }
 
+// c10::Error's what() would look up the name of each frame.
+std::string textOf(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours == nullptr ? error.what() : ours->what_without_backtrace();
+}
+
 std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad) try {
   return std::make_shared<ModuleServable>(module, no_grad);
 } catch (const c10::Error& error) {

@@ -59,6 +59,9 @@ class WEFT_API Servable {
   std::vector<Method> methods_;
 };
 
+// The error's text for the caller: what is wrong, not where in this library it was found.
+std::string textOf(const std::exception& error);
+
 // Every method of a TorchScript module. With `no_grad` they run without recording for autograd:
 // what serving alone needs, but not what a caller in a distributed autograd context wants.
 WEFT_API std::shared_ptr<Servable> servable(const torch::jit::Module& module, bool no_grad = false);

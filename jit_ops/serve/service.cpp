@@ -9,7 +9,6 @@
 #include "jit_ops/values/coerce.h"
 #include "jit_ops/values/result_names.h"
 #include "rpc_backend/serve/callback/script_service.h"
-#include "rpc_backend/serve/error_text.h"
 
 namespace weft::ops {
 
@@ -89,7 +88,7 @@ FuturePtr runRemote(Values& stack) {
         type);
   } catch (const std::exception& error) {
     auto failed = c10::make_intrusive<JitFuture>(type);
-    failed->setError(std::make_exception_ptr(std::runtime_error(rpc::withoutStack(error.what()))));
+    failed->setError(std::make_exception_ptr(std::runtime_error(textOf(error))));
     return failed;
   }
 }
@@ -110,13 +109,17 @@ FuturePtr listing() {
 class Service : public rpc::ScriptService {
  public:
   FuturePtr run(const std::string& name, Values& stack) override {
-    if (name == kCallName) return runCall(stack, 0);
-    if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
-    if (name == kRemoteName) return runRemote(stack);
-    if (name == kListName) return listing();
-    const Found found = findPublished(name, kNewest);
-    if (found.servable == nullptr) return nullptr;
-    return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
+    try {
+      if (name == kCallName) return runCall(stack, 0);
+      if (name == kNamedCallName) return runCall(stack, 0, Names::kBeside);
+      if (name == kRemoteName) return runRemote(stack);
+      if (name == kListName) return listing();
+      const Found found = findPublished(name, kNewest);
+      if (found.servable == nullptr) return nullptr;
+      return runFound(found, name, kForward, std::move(stack), {}, Names::kDropped);
+    } catch (const c10::Error& error) {  // which torch would log with its frames
+      throw std::runtime_error(textOf(error));
+    }
   }
 };
 

@@ -40,7 +40,8 @@ class PipelineNode final : public torch::autograd::Node {
 
   // Under Node's mutex_: other threads may run other backwards.
   std::shared_ptr<MiniBatch> run_;            // nullptr once released
-  std::unordered_map<int, Arrived> arrived_;  // by autograd's number of the backward
+  // By autograd's number of the backward; that of a backward that fails before apply() stays.
+  std::unordered_map<int, Arrived> arrived_;
   std::vector<torch::autograd::SavedVariable> inputs_;
 };
 

@@ -144,6 +144,7 @@ bool WireReader::tensor(TensorMeta& meta, std::size_t (*item_size)(std::uint8_t 
   meta.form = static_cast<TensorForm>(form);
   meta.bytes = 0;
   meta.is_inline = false;
+  meta.gapped = false;
   meta.inline_bytes = {};
   if (meta.form == TensorForm::kUndefined) return true;
   if (!get(flags) || !get(meta.device_type) || !get(meta.device_index)) return false;

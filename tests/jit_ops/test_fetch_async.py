@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed.rpc as rpc
 from gate import open_gate, wait_for_gate
+from torch.distributed.rpc import RRef
+from waiting import wait_until
 from workers import Group
 
 import weft
@@ -68,6 +70,36 @@ def call_in_a_callback() -> list[float]:
     return negated.wait().tolist()
 
 
+def drop_while_fetched() -> list[float]:
+    @torch.jit.script
+    def fetch(
+        x: torch.Tensor,
+    ) -> tuple[RRef[torch.Tensor], torch.jit.Future[torch.Tensor]]:
+        like: list[torch.Tensor] = []
+        args: list[Any] = [x]
+        there = torch.ops.weft.remote("worker1", "late", args, like)
+        value = torch.ops.weft.fetch_async(there)
+        torch.ops.weft.drop(there)
+        return there, value
+
+    @torch.jit.script
+    def fetch_again(there: RRef[torch.Tensor]) -> torch.Tensor:
+        return torch.ops.weft.fetch(there)
+
+    there, value = fetch(torch.ones(2))
+    with pytest.raises(RuntimeError, match="was dropped here"):
+        fetch_again(there)
+    rpc.rpc_sync("worker1", open_gate)
+    found = value.wait().tolist()
+    with pytest.raises(RuntimeError, match="was dropped here"):
+        fetch_again(there)
+    return found
+
+
+def owned() -> int:
+    return sum(row.owned for row in weft.rref_report())
+
+
 def fetch_a_dropped_one(later: bool) -> torch.Tensor:
     @torch.jit.script
     def fetch(x: torch.Tensor, later: bool) -> torch.Tensor:
@@ -89,6 +121,11 @@ def test_fetches_overlap(group):
 
 def test_a_callback_may_call(group):
     assert group[0].call(call_in_a_callback) == [-2, -2]
+
+
+def test_a_reference_that_is_being_fetched_is_dropped_afterwards(group):
+    assert group[0].call(drop_while_fetched) == [2, 2]
+    wait_until(lambda: group[1].call(owned) == 0, "the owner has released all values")
 
 
 @pytest.mark.parametrize("later", [True, False])

@@ -91,8 +91,9 @@ void Peer::onLinkEnd(LinkEnd ended) {
 
 void Peer::tick(Heartbeat::Time now, std::chrono::nanoseconds late) {
   channel_.tidy();
-  // What was missed for lack of memory.
-  if (life_.over() && !life_.finished()) channel_.close(end_.reason());
+  // What was missed for lack of memory. If there still is none, other peers have their ticks.
+  const bool ending = life_.over() && !life_.finished();
+  if (ending && thrownBy([&] { channel_.close(end_.reason()); })) return;
   onWorkAvailable();
   if (life_.now() == PeerState::kConnected) return channel_.tick(now, late);
   if (life_.now() != PeerState::kReconnecting && life_.now() != PeerState::kLeaving) return;

@@ -35,7 +35,10 @@ Made joinShared(const transport::AuthKey& key, KeyValue& store, const HostLayout
                                      static_cast<int>(layout.here().size()), soon);
   const auto problem = firstProblem(own, "joined", joined.ok() ? Error() : joined.error(),
                                     layout.rank, layout.here(), deadline);
-  if (!problem.ok()) return problem.error();
+  if (!problem.ok()) {
+    if (joined.ok()) joined.value()->abort(problem.error());  // those that are in learn why
+    return problem.error();
+  }
   if (problem.value().empty()) return joined;
   transport::log(transport::LogLevel::kWarning,
                  "process group: the ranks of this host use messages instead of shared memory "

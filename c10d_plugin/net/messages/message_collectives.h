@@ -58,6 +58,8 @@ class MessageCollectives : public Collectives {
   void abort(Error reason) override { mailbox_->abort(std::move(reason)); }
   // Members that any of the Collectives over the mailbox waits for.
   std::vector<int> awaited() const override;
+  // Alone nobody disagrees.
+  bool outlivesDifferentCalls() const noexcept override { return mailbox_->size() == 1; }
   std::vector<double> waited() const override { return wait_times_.seconds(); }
 
  protected:
