@@ -150,7 +150,7 @@ TEST(Namespaces, ResetConnectionsLoseNothing) {
       std::thread breaker([&] {
         std::mt19937 random(static_cast<unsigned>(rank));
         while (!over.load()) {
-          takes(milliseconds((kSanitized ? 300 : 30) + random() % 100));
+          takes(milliseconds((kSanitized ? 120 : 30) + random() % 100));
           resets.fetch_add(resetConnections());
         }
       });

@@ -197,6 +197,7 @@ TEST(Heap, WhatIsWrittenAfterItWasDetachedReachesNobody) {
   EXPECT_EQ(theirs[0], std::byte{3});
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which need new mappings
 // The last way out of a failed operation, where the system refuses the other.
 TEST(Heap, ARankWaitsForAWriterThatWasStoppedAndSaysSo) {
   Children children;
@@ -228,6 +229,7 @@ TEST(Heap, ARankWaitsForAWriterThatWasStoppedAndSaysSo) {
   });
   EXPECT_EQ(children.wait(0, seconds(60)), 0);
 }
+#endif
 
 // Whoever has ended an operation may use its memory at once: nobody writes there any more.
 TEST(Heap, AfterAnAbortNobodyWritesAnyMore) {
