@@ -152,8 +152,10 @@ long losePeer(Via via, long pieces, bool goodbye) {
       [](Recorder& first, Recorder&) {
         first.react_to_loss = [](const PeerLoss&) { counts = false; };  // it needs memory itself
       });
+  std::size_t sent = 0;
   EXPECT_TRUE(eventually([&] {
     expectOk(pair.a->send(1, {bytesOf("warm"), {newBuffer(kLarge)}}));
+    pair.second.waitForMessages(++sent);  // a flood would delay the bulk connection
     return statsOf(*pair.a).arena_bytes_sent + statsOf(*pair.a).bulk_bytes_sent > 0;
   }));
   countPieces(*pair.a);
