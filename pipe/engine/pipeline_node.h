@@ -39,7 +39,7 @@ class PipelineNode final : public torch::autograd::Node {
   torch::autograd::Node* freeAccumulator(std::size_t output) const;
 
   // Under Node's mutex_: other threads may run other backwards.
-  std::shared_ptr<MiniBatch> run_;            // nullptr once released
+  std::shared_ptr<MiniBatch> run_;  // nullptr once released
   // By autograd's number of the backward; that of a backward that fails before apply() stays.
   std::unordered_map<int, Arrived> arrived_;
   std::vector<torch::autograd::SavedVariable> inputs_;
