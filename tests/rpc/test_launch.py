@@ -118,7 +118,7 @@ def test_workers_say_in_a_line_that_the_program_has_ended(folder, status):
     assert "Traceback" not in errors and "frame #" not in errors
     if status == 0:  # else the launcher kills the worker, perhaps before it says it
         said = "weft.worker: worker1 ends: the driver has ended without rpc.shutdown"
-        assert errors.splitlines()[-1] == said
+        assert errors.splitlines()[-1] == said, errors
 
 
 UNDER_TORCHRUN = """
