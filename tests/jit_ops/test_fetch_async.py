@@ -89,7 +89,7 @@ def drop_while_fetched() -> list[float]:
     there, value = fetch(torch.ones(2))
     with pytest.raises(RuntimeError, match="was dropped here"):
         fetch_again(there)
-    rpc.rpc_sync("worker1", open_gate)
+    print("it is dropped", flush=True)
     found = value.wait().tolist()
     with pytest.raises(RuntimeError, match="was dropped here"):
         fetch_again(there)
@@ -123,9 +123,16 @@ def test_a_callback_may_call(group):
     assert group[0].call(call_in_a_callback) == [-2, -2]
 
 
-def test_a_reference_that_is_being_fetched_is_dropped_afterwards(group):
-    assert group[0].call(drop_while_fetched) == [2, 2]
-    wait_until(lambda: group[1].call(owned) == 0, "the owner has released all values")
+def test_a_reference_that_is_being_fetched_is_dropped_afterwards():
+    """The owner's only worker is busy: a deletion, which needs none, would overtake the fetch."""
+    with Group(2, per_rank=[{}, {"num_worker_threads": 1}]) as members:
+        members[1].call(publish)
+        members[0].start(drop_while_fetched)
+        members[0].wait_for_output("it is dropped")
+        members[1].call(open_gate)
+        assert members[0].result() == [2, 2]
+        wait_until(lambda: members[1].call(owned) == 0, "the owner has released the value")
+        members.shutdown()
 
 
 @pytest.mark.parametrize("later", [True, False])
