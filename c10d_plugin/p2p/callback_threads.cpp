@@ -1,13 +1,13 @@
 #include "c10d_plugin/p2p/callback_threads.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <thread>
 #include <utility>
 
 #include "transport/base/deadline.h"
+#include "transport/base/fork_guard.h"
 #include "transport/base/thrown.h"
 
 namespace weft::process_group {
@@ -24,10 +24,10 @@ bool runOnOwnThread(std::function<void()> callbacks) {
   static_cast<void>(watched);
   running.fetch_add(1);
   const auto thrown = transport::thrownBy([&] {
-    std::thread([callbacks = std::move(callbacks), process = ::getpid()]() mutable {
+    std::thread([callbacks = std::move(callbacks), process = transport::ForkGuard()]() mutable {
       callbacks();
       callbacks = nullptr;  // it may hold what needs the GIL to be released
-      if (process == ::getpid()) running.fetch_sub(1);  // else a callback has forked
+      if (process.inOwnProcess()) running.fetch_sub(1);  // else a callback has forked
     }).detach();
   });
   if (thrown) running.fetch_sub(1);

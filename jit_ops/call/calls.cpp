@@ -14,7 +14,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "jit_ops/call/background_fetch.h"
+#include "jit_ops/call/fetch_hold.h"
 #include "jit_ops/call/find_operator.h"
 #include "jit_ops/call/recording.h"
 #include "jit_ops/serve/plain_errors.h"
@@ -123,7 +123,7 @@ void checkFetchable(const trpc::RRef& rref) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' holds a Python object, which only Python can fetch");
   }
-  if (rpc::torch_rrefs::wasDropped(rref) || BackgroundFetch::isDropped(rref)) {
+  if (rpc::torch_rrefs::wasDropped(rref) || FetchHold::isDropped(rref)) {
     throw std::runtime_error("the RRef at worker '" + rref.ownerName() +
                              "' was dropped here, and cannot be fetched any more");
   }
@@ -221,12 +221,12 @@ FuturePtr fetchAsync(const RRefPtr& rref, double timeout) try {
   checkFetchable(*rref);
   // The request waits at the owner if the value is not there yet.
   const auto here = currentAgent()->getWorkerInfo().id_;
-  const auto fetch = std::make_shared<const BackgroundFetch>(rref);
+  const auto hold = std::make_shared<const FetchHold>(rref);
   const FuturePtr answer = [&] {
     const rpc::FetchInBackground background;
     return send(rref->owner(), trpc::ScriptRRefFetchCall(here, rref->rrefId()), timeout);
   }();
-  return answer->then(at::wrapPropagateTLSState([fetch](JitFuture& answered) {
+  return answer->then(at::wrapPropagateTLSState([hold](JitFuture& answered) {
                         if (answered.hasError()) throw std::runtime_error(errorOf(answered));
                         trpc::MessageType type = trpc::MessageType::UNKNOWN;
                         const auto response = trpc::deserializeResponse(
@@ -253,9 +253,7 @@ at::IValue fetch(const RRefPtr& rref, double timeout, const c10::TypePtr& type) 
   throwWithoutStack(error);
 }
 
-void drop(const RRefPtr& rref) try {
-  BackgroundFetch::drop(*rref);
-} catch (const c10::Error& error) {
+void drop(const RRefPtr& rref) try { FetchHold::drop(*rref); } catch (const c10::Error& error) {
   throwWithoutStack(error);
 }
 

@@ -10,11 +10,9 @@
 
 #include "pipe/engine/pipeline.h"
 #include "pipe/python/caller_context.h"
-#include "pipe/python/gil.h"
 #include "pipe/python/stage.h"
 #include "pipe/python/values.h"
 #include "third_party/torch/interpreter.h"
-#include "transport/base/interruption.h"
 
 namespace py = pybind11;
 

@@ -52,9 +52,8 @@ class StageExecutor {
   // Returns when no task of the job runs any more. When tasks throw, those after the failed one in
   // the schedule's order are skipped, those before it run on, and the earliest exception is
   // thrown. So is what Ctrl-C raised, which skips all that have not begun. Several threads may call
-  // this at once: jobs run in one order in all workers. From
-  // inside a task of the same executor the job runs in line, and where a thread cannot be started.
-  // A forked child starts new threads.
+  // this at once: jobs run in one order in all workers. From inside a task of the same executor the
+  // job runs in line, and where a thread cannot be started. A forked child starts new threads.
   void run(const Schedule& schedule, Job& job, Running running);
 
   // Ends the threads, as the destructor does; the next run() starts others. Not while one runs.

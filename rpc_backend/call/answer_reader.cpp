@@ -27,8 +27,7 @@ constexpr std::size_t kSmallAnswer = std::size_t{64} << 10;
 // Whether the call's future has no callback of the user's. That of a fetch for which send() waits
 // is seen by nobody before; torch's own callback of a deletion counts it.
 bool noUserCodeFollows(const PendingCall& call) {
-  const bool awaited = call.awaited_by != std::thread::id();
-  return call.quick || awaited || call.type == MessageType::RREF_USER_DELETE;
+  return call.quick || call.isAwaited() || call.type == MessageType::RREF_USER_DELETE;
 }
 
 // Throws what torch's callback would throw after it has read the answer; then callbacks behind that

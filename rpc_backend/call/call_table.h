@@ -42,6 +42,7 @@ struct PendingCall {
   std::optional<ForkIds> created;  // the reference that it is to create, if that can be read
   std::optional<std::int64_t> context;  // of autograd, if peers are distrusted and it is in one
   InlineWaiter::Handle waiter;          // the thread that waits for it, if that is known
+  bool isAwaited() const { return awaited_by != std::thread::id(); }
   Clock::time_point deadline() const {
     return timeout.count() == 0 ? Clock::time_point::max() : started + timeout;
   }

@@ -65,7 +65,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
   FuturePtr future;
   std::optional<std::string> why = rrefs.refusal;
   milliseconds left{}, delay{};
-  bool has_room = false;
+  bool has_room = false, awaited = false;
   std::optional<CallRange> range;
   try {
     const auto now = Clock::now();
@@ -76,6 +76,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
       call.context = contextIdOf(message->type(), message->payload());
     if (!why) why = reasonNotToSend(*message, time.over, call);
     has_room = call.counted;
+    awaited = call.isAwaited();
     left = has_room ? leftOf(call) : time.timeout;
     const std::optional<RRefKey> fetched = call.fetched;
     future = start(std::move(call), id);
@@ -102,7 +103,7 @@ FuturePtr RequestClient::send(worker_id_t to, const MessagePtr& message, millise
         delay, [this, alive = context_.keepAlive(), to, id, message, left, device_map,
                 carried = rrefs.carried] { transmit(to, id, message, left, device_map, carried); });
   }
-  if (isFetch(asked.type) && !FetchInBackground::active()) awaitFetch(to, *future);
+  if (awaited) awaitFetch(to, *future);
   return future;
 }
 

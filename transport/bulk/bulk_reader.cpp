@@ -86,7 +86,7 @@ IoResult BulkReader::readOnce(std::size_t& asked) {
     told = whole ? std::move(arrivals_) : arrivals_;
   }
   received_.fetch_add(result.count, std::memory_order_relaxed);
-  IovecCursor(target).skip(result.count, told.get());
+  if (told != nullptr) IovecCursor(target).skip(result.count, told.get());
   if (whole) {
     if (arrival_.exchange(Arrival::kDone) == Arrival::kAwaited) on_arrived_();
   } else {

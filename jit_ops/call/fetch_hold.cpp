@@ -1,11 +1,11 @@
-#include "jit_ops/call/background_fetch.h"
+#include "jit_ops/call/fetch_hold.h"
 
-#include <exception>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "rpc_backend/core/log.h"
+#include "transport/base/thrown.h"
 
 namespace weft::ops {
 
@@ -28,12 +28,12 @@ std::unordered_map<const RRef*, Fetched>& fetched() {
 
 }  // namespace
 
-BackgroundFetch::BackgroundFetch(RRefPtr rref) : rref_(std::move(rref)) {
+FetchHold::FetchHold(rpc::torch_rrefs::RRefPtr rref) : rref_(std::move(rref)) {
   const std::lock_guard lock(g_mutex);
   ++fetched()[rref_.get()].fetches;
 }
 
-BackgroundFetch::~BackgroundFetch() {
+FetchHold::~FetchHold() {
   bool dropped = false;
   {
     const std::lock_guard lock(g_mutex);
@@ -43,14 +43,11 @@ BackgroundFetch::~BackgroundFetch() {
     fetched().erase(own);
   }
   if (!dropped) return;
-  try {
-    rref_->tryDel();
-  } catch (const std::exception& error) {
-    rpc::logWarning(std::string("a reference could not be dropped: ") + error.what());
-  }
+  if (const auto thrown = transport::thrownBy([&] { rref_->tryDel(); }))
+    rpc::logWarning("a reference could not be dropped: " + *thrown);
 }
 
-void BackgroundFetch::drop(RRef& rref) {
+void FetchHold::drop(RRef& rref) {
   {
     const std::lock_guard lock(g_mutex);
     if (const auto own = fetched().find(&rref); own != fetched().end()) {
@@ -61,7 +58,7 @@ void BackgroundFetch::drop(RRef& rref) {
   rref.tryDel();
 }
 
-bool BackgroundFetch::isDropped(const RRef& rref) {
+bool FetchHold::isDropped(const RRef& rref) {
   const std::lock_guard lock(g_mutex);
   const auto own = fetched().find(&rref);
   return own != fetched().end() && own->second.dropped;
